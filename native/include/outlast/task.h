@@ -1,0 +1,82 @@
+/* Layouts of the executor: task, slot-table entry, operator calling convention.
+ *
+ * Plain C, little endian, no dependencies: shared by C++, by operators compiled at run time and by
+ * a numpy dtype (outlast.core.layout) that is compared with it field by field.
+ *
+ * Ring protocol. `capacity` is a power of two; ticket t (1, 2, 3 ...; 0 = "none") lives in
+ * slot (t - 1) & (capacity - 1).
+ *
+ *   word              written by                 ordering
+ *   ring.tail         producer, compare-and-swap relaxed; claims ticket tail + 1
+ *   task body         the claiming producer      plain, before seq
+ *   task.seq          producer: := ticket        release ("full");  consumer reads with acquire
+ *                     consumer: := ticket+cap-1  release ("empty"), only after the body was copied out
+ *   ring.head         consumer, compare-and-swap acquire/relaxed; claims the task to copy
+ *   done[slot]        the worker that ran it     status plain, then ticket with release
+ *   ring.completed    any worker, CAS forward    release; all tickets <= completed are done
+ *
+ * A producer may claim ticket t only when ticket t - capacity is done, so a done[] entry is never
+ * overtaken and at most `capacity` tasks are outstanding.  Consumers claim in ticket order; a task
+ * whose `after` is not yet reached waits in the worker that claimed it.  Since after < ticket, the
+ * lowest unfinished ticket can always run: no deadlock, whatever the number of workers.
+ */
+#ifndef OUTLAST_TASK_H
+#define OUTLAST_TASK_H
+
+#ifdef __cplusplus
+#include <cstdint>
+extern "C" {
+#else
+#include <stdint.h>
+#endif
+
+#define OL_ABI_VERSION 1u
+
+/* status of a completed ticket; operators return OL_OK or a negative value of their own */
+#define OL_OK 0
+#define OL_FAILED (-1)          /* the operator reported an error; text in ol_env.error */
+#define OL_NO_OPERATOR (-2)     /* the slot is empty or its generation is gone */
+#define OL_DEPENDENCY (-3)      /* the ticket named in `after` itself failed; the task was not run */
+
+typedef struct ol_task {
+    uint64_t seq;         /* ring sequence word; an operator finds its own ticket here */
+    uint32_t op;          /* index in the slot table */
+    uint32_t generation;  /* low half of the publishing word when the task was submitted; the ring fills it */
+    uint64_t after;       /* wait until every ticket <= after is done; 0 = no wait */
+    uint16_t part;        /* this task is part `part` of `parts` equal shares of one operation */
+    uint16_t parts;
+    uint32_t flags;       /* reserved, 0 */
+    uint64_t arg[4];      /* operator arguments: numbers, or addresses of argument structs */
+} ol_task;
+
+/* What a worker lends an operator while it runs. */
+typedef struct ol_env {
+    uint32_t worker;      /* number of the worker (0 = the assisting caller) */
+    uint32_t reserved;
+    char error[240];      /* NUL-terminated text; set it before returning a negative status */
+} ol_env;
+
+/* Every operator, prebuilt or compiled at run time.  Must not throw and must not keep `task` or `env`. */
+typedef int32_t (*ol_op_fn)(const ol_task *task, ol_env *env);
+
+/* Slot table entry.  word = (generation << 1) | active;  fn[word & 1] is the current operator.
+ * swap: write fn[inactive], then store word with release.  A task carries the low half of the word it was
+ * submitted under and runs fn[task.generation & 1].  The inactive side may be overwritten or unloaded
+ * only when ring.completed >= flip_ticket (the ring's tail read just after the flip). */
+typedef struct ol_slot {
+    uint64_t word;
+    uint64_t fn[2];
+    uint64_t flip_ticket;
+    uint32_t abi;         /* OL_ABI_VERSION of the operator's build; another value is refused */
+    uint32_t reserved;
+    uint64_t calls;
+    uint64_t pad[2];
+} ol_slot;
+
+#ifdef __cplusplus
+}
+static_assert(sizeof(ol_task) == 64, "a task is one cache line");
+static_assert(sizeof(ol_slot) == 64, "a slot is one cache line");
+static_assert(sizeof(ol_env) == 248, "layout of ol_env");
+#endif
+#endif
