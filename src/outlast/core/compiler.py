@@ -64,18 +64,11 @@ def _find_compiler(outlast_cxx: str | None, cxx: str | None, path: str | None) -
 
 def _probe(command: tuple[str, ...], origin: str) -> Compiler:
     """Ask a driver who it is; raises `NotPossibleHere` if it does not answer."""
+    # Compilation runs in another folder: a relative name would be lost there.
+    command = (os.path.abspath(shutil.which(command[0]) or command[0]), *command[1:])  # noqa: PTH100 - keep symlinks
     try:
-        about = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
-        ).stdout
-        target = subprocess.run(
-            [*command, "-dumpmachine"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        ).stdout.strip()
+        about = _answer(command, "--version")
+        target = _answer(command, "-dumpmachine")
     except (OSError, subprocess.SubprocessError) as error:
         raise NotPossibleHere(
             f"the C++ compiler {shlex.join(command)!r} does not run",

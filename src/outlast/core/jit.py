@@ -291,6 +291,7 @@ class JitCache:
                 time.sleep(pause)
                 pause = min(pause * 1.5, 0.05)
             yield
+            fcntl.flock(fd, fcntl.LOCK_UN)  # at once, even if a child that was forked meanwhile holds a copy of fd
         finally:
             os.close(fd)
 

@@ -20,9 +20,13 @@ def default_log_dir() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and the parents it lacks, each with mode 0700 whatever the umask; existing ones stay as they are."""
-    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)  # exist_ok: another process makes it at the same moment
+    """Make a folder and the parents it lacks, each with mode 0700 whatever the umask; what exists stays as it is.
+
+    Raises `OSError`, also when `folder` is something else than a folder.
+    """
+    lacking = [parent for parent in folder.parents if not parent.exists()]
+    for path in (*reversed(lacking), folder):
+        path.mkdir(mode=0o700, exist_ok=True)  # exist_ok: another process may make it at the same moment
 
 
 def _xdg(variable: str, below_home: str) -> Path:
