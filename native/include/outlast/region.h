@@ -33,6 +33,21 @@ typedef struct ol_kv_args {
     ol_kv_geometry geometry;/* ignored by a handler specialised to its geometry, which checks it instead */
 } ol_kv_args;
 
+/* Arguments of bytes_delta (region -> staged) and bytes_apply (staged -> region). */
+typedef struct ol_run {
+    uint64_t offset;        /* in the region */
+    uint64_t length;
+} ol_run;
+
+typedef struct ol_bytes_args {
+    uint64_t base;          /* address of the region */
+    uint64_t size;          /* its bytes */
+    uint64_t runs;          /* address of ol_run[] */
+    uint64_t staged;
+    uint32_t count;         /* runs */
+    uint32_t reserved;
+} ol_bytes_args;
+
 /* What one engine step wrote for one sequence: the interface between an engine's step and the checkpointer.
  * The engine fills it before the plan runs; state_bytes and state_length are read when the append task runs. */
 typedef struct ol_step_write {
@@ -65,6 +80,8 @@ typedef struct ol_emission {
 #ifdef __cplusplus
 }
 static_assert(sizeof(ol_kv_geometry) == 32, "layout of ol_kv_geometry");
+static_assert(sizeof(ol_run) == 16, "layout of ol_run");
+static_assert(sizeof(ol_bytes_args) == 40, "layout of ol_bytes_args");
 static_assert(sizeof(ol_kv_args) == 64, "layout of ol_kv_args");
 static_assert(sizeof(ol_step_write) == 48, "layout of ol_step_write");
 static_assert(sizeof(ol_emission) == 16 + 8 * OL_MAX_TOP, "layout of ol_emission");

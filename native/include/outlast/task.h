@@ -7,13 +7,17 @@
  * slot (t - 1) & (capacity - 1).
  *
  *   word              written by                 ordering
- *   ring.tail         producer, compare-and-swap relaxed; claims ticket tail + 1
+ *   ring.tail         producer, compare-and-swap seq_cst; claims ticket tail + 1
  *   task body         the claiming producer      plain, before seq
  *   task.seq          producer: := ticket        release ("full");  consumer reads with acquire
  *                     consumer: := ticket+cap-1  release ("empty"), only after the body was copied out
  *   ring.head         consumer, compare-and-swap acquire/relaxed; claims the task to copy
- *   done[slot]        the worker that ran it     status plain, then ticket with release
- *   ring.completed    any worker, CAS forward    release; all tickets <= completed are done
+ *   done[slot]        the worker that ran it     status relaxed, then ticket seq_cst
+ *   ring.completed    any worker, CAS forward    seq_cst; all tickets <= completed are done.  The store of
+ *                     done[] and the loads that look for the next finished ticket are seq_cst, so that of two workers
+ *                     which finish neighbouring tickets at once at least one sees the other's
+ *   sleepers, signal  a thread about to sleep raises sleepers (seq_cst), reads signal, looks again, then waits
+ *                     on signal; whoever publishes work or a completion looks at sleepers (seq_cst) afterwards
  *
  * A producer may claim ticket t only when ticket t - capacity is done, so a done[] entry is never
  * overtaken and at most `capacity` tasks are outstanding.  Consumers claim in ticket order; a task
@@ -36,16 +40,17 @@ extern "C" {
 #define OL_OK 0
 #define OL_FAILED (-1)          /* the operator reported an error; text in ol_env.error */
 #define OL_NO_OPERATOR (-2)     /* the slot is empty or its generation is gone */
-#define OL_DEPENDENCY (-3)      /* the ticket named in `after` itself failed; the task was not run */
+#define OL_DEPENDENCY (-3)      /* the ticket named in `after`, or an earlier task of its plan, failed; not run */
 
 typedef struct ol_task {
     uint64_t seq;         /* ring sequence word; an operator finds its own ticket here */
     uint32_t op;          /* index in the slot table */
-    uint32_t generation;  /* low half of the publishing word when the task was submitted; the ring fills it */
+    uint32_t generation;  /* low half of the publishing word, read by the producer after it claimed the ticket */
     uint64_t after;       /* wait until every ticket <= after is done; 0 = no wait */
     uint16_t part;        /* this task is part `part` of `parts` equal shares of one operation */
     uint16_t parts;
-    uint32_t flags;       /* reserved, 0 */
+    uint32_t plan;        /* number of the plan it belongs to, filled at submission; once a task of a plan failed,
+                             the rest of the plan is completed with OL_DEPENDENCY without being run.  0 = none */
     uint64_t arg[4];      /* operator arguments: numbers, or addresses of argument structs */
 } ol_task;
 
@@ -60,9 +65,10 @@ typedef struct ol_env {
 typedef int32_t (*ol_op_fn)(const ol_task *task, ol_env *env);
 
 /* Slot table entry.  word = (generation << 1) | active;  fn[word & 1] is the current operator.
- * swap: write fn[inactive], then store word with release.  A task carries the low half of the word it was
- * submitted under and runs fn[task.generation & 1].  The inactive side may be overwritten or unloaded
- * only when ring.completed >= flip_ticket (the ring's tail read just after the flip). */
+ * swap: write fn[inactive], store word (seq_cst), then read ring.tail (seq_cst) into flip_ticket.  A producer
+ * claims its ticket first (seq_cst) and reads word afterwards, so a ticket above flip_ticket carries the new
+ * generation.  A task runs fn[task.generation & 1].  The inactive side may be overwritten or unloaded only when
+ * ring.completed >= flip_ticket. */
 typedef struct ol_slot {
     uint64_t word;
     uint64_t fn[2];

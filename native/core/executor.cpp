@@ -1,0 +1,265 @@
+#include "executor.hpp"
+
+#include <stdexcept>
+
+namespace outlast {
+
+namespace {
+// Spins before sleeping.  A cross-core hand-over takes about 0.5 us; 2,000 pauses are some 20-40 us, long enough for
+// the next task of a running plan and short enough not to starve a neighbour on a shared core.
+constexpr int spins_before_sleep = 2000;
+constexpr uint64_t sleep_slice_us = 50000;  // an upper bound only; sleepers are woken
+constexpr size_t kept_errors = 256;
+constexpr uint32_t assisting_caller = 0;
+}  // namespace
+
+Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket)
+    : ring_(capacity, first_ticket), slots_(std::make_unique<Entry[]>(max_operators)) {
+    threads_.reserve(workers);
+    for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this, i] { worker_main(i + 1); });
+}
+
+Executor::~Executor() {
+    stop_.store(true, std::memory_order_seq_cst);
+    work_.notify();
+    done_.notify();
+    for (auto& t : threads_) t.join();
+}
+
+uint32_t Executor::register_operator(uint64_t fn, uint32_t abi) {
+    if (abi != OL_ABI_VERSION) throw std::invalid_argument("operator was built for another ABI version");
+    if (fn == 0) throw std::invalid_argument("operator address is 0");
+    std::lock_guard lock(table_mutex_);
+    const uint32_t op = operators_.load(std::memory_order_relaxed);
+    if (op == max_operators) throw std::length_error("operator table is full");
+    slots_[op].fn[0].store(fn, std::memory_order_relaxed);
+    slots_[op].word.store(uint64_t{1} << 1, std::memory_order_seq_cst);  // generation 1, side 0
+    operators_.store(op + 1, std::memory_order_seq_cst);
+    return op;
+}
+
+uint64_t Executor::flip(uint32_t op, uint64_t fn, bool keep_fn, Clock::time_point deadline) {
+    std::lock_guard lock(table_mutex_);
+    if (op >= operators_.load(std::memory_order_seq_cst)) throw std::out_of_range("no such operator");
+    Entry& e = slots_[op];
+    if (!wait(e.flip_ticket.load(std::memory_order_seq_cst), deadline)) return 0;
+    const uint64_t word = e.word.load(std::memory_order_relaxed);
+    const uint64_t side = (word & 1) ^ 1;
+    if (keep_fn) {
+        if (e.fn[side].load(std::memory_order_relaxed) == 0) throw std::logic_error("there is no earlier operator to go back to");
+    } else {
+        e.fn[side].store(fn, std::memory_order_relaxed);
+    }
+    e.word.store((((word >> 1) + 1) << 1) | side, std::memory_order_seq_cst);
+    const uint64_t ticket = ring_.tail();
+    e.flip_ticket.store(ticket, std::memory_order_seq_cst);
+    return ticket == 0 ? 1 : ticket;
+}
+
+uint64_t Executor::swap(uint32_t op, uint64_t fn, uint32_t abi, Clock::time_point deadline) {
+    if (abi != OL_ABI_VERSION) throw std::invalid_argument("operator was built for another ABI version");
+    if (fn == 0) throw std::invalid_argument("operator address is 0");
+    return flip(op, fn, false, deadline);
+}
+
+uint64_t Executor::rollback(uint32_t op, Clock::time_point deadline) { return flip(op, 0, true, deadline); }
+
+bool Executor::quiescent(uint32_t op) const {
+    return op < operators_.load() && ring_.completed() >= slots_[op].flip_ticket.load(std::memory_order_seq_cst);
+}
+
+ol_slot Executor::slot(uint32_t op) const {
+    if (op >= operators_.load()) throw std::out_of_range("no such operator");
+    const Entry& e = slots_[op];
+    ol_slot out{};
+    out.word = e.word.load();
+    out.fn[0] = e.fn[0].load();
+    out.fn[1] = e.fn[1].load();
+    out.flip_ticket = e.flip_ticket.load();
+    out.abi = OL_ABI_VERSION;
+    out.calls = e.calls.load();
+    return out;
+}
+
+uint64_t Executor::put(const ol_task& task) {
+    return ring_.try_submit(task, [this](ol_task& t) {
+        t.generation = t.op < operators_.load(std::memory_order_relaxed)
+                           ? static_cast<uint32_t>(slots_[t.op].word.load(std::memory_order_seq_cst))
+                           : 0;
+    });
+}
+
+uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
+    ol_env env{};
+    env.worker = assisting_caller;
+    for (int spins = 0;; ++spins) {
+        if (uint64_t ticket = put(task)) {
+            work_.notify();
+            return ticket;
+        }
+        if (Clock::now() >= deadline) return 0;
+        if (!run_one(env) && spins > spins_before_sleep) {
+            const uint64_t seen = ring_.completed();
+            done_.sleep(1000, [&] { return ring_.completed() != seen || !ring_.empty(); });
+        }
+    }
+}
+
+bool Executor::wait(uint64_t ticket, Clock::time_point deadline) {
+    ol_env env{};
+    env.worker = assisting_caller;
+    int spins = 0;
+    while (!ring_.is_done(ticket)) {
+        if (ticket > ring_.tail()) throw std::out_of_range("no such ticket");
+        if (run_one(env)) {
+            spins = 0;
+            continue;
+        }
+        if (++spins < spins_before_sleep) {
+            cpu_relax();
+            if ((spins & 63) != 0) continue;
+        }
+        const auto now = Clock::now();
+        if (now >= deadline) return ring_.is_done(ticket);
+        if (spins >= spins_before_sleep) {
+            const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
+            done_.sleep(std::min<uint64_t>(sleep_slice_us, static_cast<uint64_t>(left) + 1),
+                        [&] { return ring_.is_done(ticket) || !ring_.empty(); });
+        }
+    }
+    return true;
+}
+
+int32_t Executor::run(const ol_task* tasks, size_t count, Clock::time_point deadline, TaskError& error) {
+    if (count == 0) return OL_OK;
+    uint32_t plan = plan_counter_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (plan == 0) plan = plan_counter_.fetch_add(1, std::memory_order_relaxed) + 1;
+    const uint64_t errors_before = error_count_.load(std::memory_order_seq_cst);
+    std::vector<uint64_t> tickets(count);
+    for (size_t i = 0; i < count; ++i) {
+        ol_task t = tasks[i];
+        if (t.after > i) throw std::invalid_argument("a task of a plan may wait only for an earlier task of it");
+        t.after = t.after == 0 ? 0 : tickets[t.after - 1];
+        t.plan = plan;
+        tickets[i] = put(t);
+        if (tickets[i] == 0) {
+            work_.notify();
+            tickets[i] = submit(t, deadline);
+            if (tickets[i] == 0) return 1;
+        }
+        if ((i & 31) == 0) work_.notify();
+    }
+    work_.notify();
+    for (size_t i = count; i-- > 0;) {  // the last first: while it is not done, this thread runs the others
+        if (!wait(tickets[i], deadline)) return 1;
+    }
+    if (error_count_.load(std::memory_order_seq_cst) == errors_before) return OL_OK;
+    std::lock_guard lock(error_mutex_);
+    for (const TaskError& e : errors_) {
+        if (e.ticket >= tickets.front() && e.ticket <= tickets.back() && e.status != OL_DEPENDENCY) {
+            for (uint64_t t : tickets) {
+                if (t == e.ticket) {
+                    error = e;
+                    return e.status;
+                }
+            }
+        }
+    }
+    return OL_OK;
+}
+
+int32_t Executor::status(uint64_t ticket, std::string* text) {
+    {
+        std::lock_guard lock(error_mutex_);
+        for (const TaskError& e : errors_) {
+            if (e.ticket == ticket) {
+                if (text != nullptr) *text = e.text;
+                return e.status;
+            }
+        }
+    }
+    int32_t out = OL_OK;
+    ring_.status(ticket, out);
+    return out;
+}
+
+void Executor::record_error(const ol_task& task, int32_t status, const char* text) {
+    std::lock_guard lock(error_mutex_);
+    errors_.push_back({task.seq, task.op, status, text});
+    if (errors_.size() > kept_errors) errors_.pop_front();
+    error_count_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void Executor::execute(const ol_task& task, ol_env& env) {
+    int32_t status = OL_OK;
+    const char* text = "";
+    if (task.after != 0) {
+        int spins = 0;
+        while (ring_.completed() < task.after && !stop_.load(std::memory_order_relaxed)) {
+            if (++spins < spins_before_sleep) {
+                cpu_relax();
+            } else {
+                done_.sleep(sleep_slice_us, [&] { return ring_.completed() >= task.after || stop_.load(); });
+            }
+        }
+        int32_t earlier = OL_OK;
+        if (ring_.status(task.after, earlier) && earlier != OL_OK) {
+            status = OL_DEPENDENCY;
+            text = "the task it waits for failed";
+        }
+    }
+    if (status == OL_OK && task.plan != 0 && failed_plan_[task.plan % plan_slots].load(std::memory_order_acquire) == task.plan) {
+        status = OL_DEPENDENCY;
+        text = "an earlier task of its plan failed";
+    }
+    if (status == OL_OK) {
+        const uint64_t fn = task.op < operators_.load(std::memory_order_acquire)
+                                ? slots_[task.op].fn[task.generation & 1].load(std::memory_order_acquire)
+                                : 0;
+        if (fn == 0) {
+            status = OL_NO_OPERATOR;
+            text = "no operator is registered under this number";
+        } else {
+            env.error[0] = '\0';
+            status = reinterpret_cast<ol_op_fn>(fn)(&task, &env);
+            env.error[sizeof env.error - 1] = '\0';
+            text = env.error;
+            slots_[task.op].calls.fetch_add(1, std::memory_order_relaxed);
+        }
+    }
+    if (status != OL_OK) {
+        if (task.plan != 0) failed_plan_[task.plan % plan_slots].store(task.plan, std::memory_order_release);
+        record_error(task, status, text);
+    }
+    executed_.fetch_add(1, std::memory_order_relaxed);
+    if (const uint64_t beat = heartbeat_.load(std::memory_order_acquire)) {
+        std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(beat)).fetch_add(1, std::memory_order_relaxed);
+    }
+    ring_.complete(task.seq, status);
+    done_.notify();
+}
+
+bool Executor::run_one(ol_env& env) {
+    ol_task task;
+    if (!ring_.try_take(task)) return false;
+    execute(task, env);
+    return true;
+}
+
+void Executor::worker_main(uint32_t number) {
+    ol_env env{};
+    env.worker = number;
+    int spins = 0;
+    while (!stop_.load(std::memory_order_seq_cst)) {
+        if (run_one(env)) {
+            spins = 0;
+        } else if (++spins < spins_before_sleep) {
+            cpu_relax();
+        } else {
+            work_.sleep(sleep_slice_us, [&] { return !ring_.empty() || stop_.load(std::memory_order_seq_cst); });
+            spins = 0;
+        }
+    }
+}
+
+}  // namespace outlast

@@ -1,0 +1,95 @@
+// The CPU executor: a ring, a slot table, worker threads, and callers that run tasks while they wait.
+#pragma once
+#include "futex.hpp"
+#include "outlast/task.h"
+#include "ring.hpp"
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace outlast {
+
+using Clock = std::chrono::steady_clock;
+
+struct TaskError {
+    uint64_t ticket;
+    uint32_t op;
+    int32_t status;
+    std::string text;
+};
+
+class Executor {
+  public:
+    static constexpr uint32_t max_operators = 256;
+
+    Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0);
+    ~Executor();
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+
+    // Slot table.  register_operator throws std::length_error when the table is full, std::invalid_argument on
+    // another ABI.  swap returns the flip's ticket; it waits (assisting) until the inactive side is free, or
+    // returns 0 when the deadline passes first.
+    uint32_t register_operator(uint64_t fn, uint32_t abi);
+    uint64_t swap(uint32_t op, uint64_t fn, uint32_t abi, Clock::time_point deadline);
+    uint64_t rollback(uint32_t op, Clock::time_point deadline);
+    bool quiescent(uint32_t op) const;  // the side that is not active can no longer be running or run
+    ol_slot slot(uint32_t op) const;
+
+    // Submits one task; 0 when the ring stays full until the deadline.
+    uint64_t submit(const ol_task& task, Clock::time_point deadline);
+    // Waits until `ticket` is done, running tasks meanwhile; false at the deadline.
+    bool wait(uint64_t ticket, Clock::time_point deadline);
+    // Submits a plan (`after` counts tasks of the plan from 1) and waits for all of it.
+    // Returns OL_OK, the first failing status with `error` filled, or 1 at the deadline.
+    int32_t run(const ol_task* tasks, size_t count, Clock::time_point deadline, TaskError& error);
+
+    // Status of a done ticket.  A failure is found even long after; a success of long ago reads as OL_OK.
+    int32_t status(uint64_t ticket, std::string* text = nullptr);
+
+    void set_heartbeat(uint64_t address) { heartbeat_.store(address, std::memory_order_release); }
+    uint64_t executed() const { return executed_.load(std::memory_order_relaxed); }
+    uint64_t completed() const { return ring_.completed(); }
+    uint64_t tail() const { return ring_.tail(); }
+    uint32_t capacity() const { return ring_.capacity(); }
+    uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
+
+  private:
+    struct alignas(64) Entry {
+        std::atomic<uint64_t> word{0};
+        std::array<std::atomic<uint64_t>, 2> fn{};
+        std::atomic<uint64_t> flip_ticket{0};
+        std::atomic<uint64_t> calls{0};
+    };
+
+    void worker_main(uint32_t number);
+    bool run_one(ol_env& env);
+    void execute(const ol_task& task, ol_env& env);
+    void record_error(const ol_task& task, int32_t status, const char* text);
+    uint64_t put(const ol_task& task);
+    uint64_t flip(uint32_t op, uint64_t fn, bool keep_fn, Clock::time_point deadline);
+
+    Ring ring_;
+    std::unique_ptr<Entry[]> slots_;
+    std::atomic<uint32_t> operators_{0};
+    std::mutex table_mutex_;  // serialises register/swap/rollback
+    Event work_, done_;
+    std::atomic<bool> stop_{false};
+    std::atomic<uint64_t> heartbeat_{0};
+    std::atomic<uint64_t> executed_{0};
+    std::atomic<uint32_t> plan_counter_{0};
+    static constexpr uint32_t plan_slots = 64;
+    std::array<std::atomic<uint32_t>, plan_slots> failed_plan_{};
+    std::mutex error_mutex_;
+    std::deque<TaskError> errors_;  // the newest 256 failures
+    std::atomic<uint64_t> error_count_{0};
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace outlast

@@ -1,0 +1,57 @@
+/* The operator dialect: a subset of CUDA C++ that any host C++ compiler builds as well.
+ *
+ * An operator is written once:
+ *
+ *     OL_OPERATOR(scale, scale_args, a) {
+ *         for (uint32_t i = blockIdx.x; i < a->rows; i += gridDim.x)          // rows are shared out over blocks
+ *             for (uint32_t j = threadIdx.x; j < a->width; j += blockDim.x)   // a row over the threads of a block
+ *                 a->out[i * a->width + j] = a->factor * a->in[i * a->width + j];
+ *         return OL_OK;
+ *     }
+ *
+ * On the host a block has one thread (blockDim = 1) and the task's parts are the blocks, so the inner loop is a plain
+ * loop that vectorises.  `a` is the struct whose address is task.arg[0].
+ */
+#ifndef OUTLAST_DIALECT_H
+#define OUTLAST_DIALECT_H
+#include "outlast/task.h"
+
+#include <cstdio>
+#include <cstring>
+
+struct ol_dim3 {
+    uint32_t x, y, z;
+};
+
+#ifndef __CUDACC__
+#define __device__
+#define __global__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+static constexpr ol_dim3 threadIdx{0, 0, 0};
+static constexpr ol_dim3 blockDim{1, 1, 1};
+static inline void __syncthreads() {}
+#endif
+
+#define OL_EXPORT __attribute__((visibility("default")))
+
+#define OL_OPERATOR(name, Args, a)                                                                                     \
+    static inline int32_t name##_body(const Args *a, ol_dim3 blockIdx, ol_dim3 gridDim, ol_env *environment);          \
+    extern "C" OL_EXPORT int32_t name(const ol_task *task, ol_env *env) {                                              \
+        return name##_body(reinterpret_cast<const Args *>(task->arg[0]), ol_dim3{task->part, 0, 0},                    \
+                           ol_dim3{task->parts == 0 ? 1u : task->parts, 1, 1}, env);                                   \
+    }                                                                                                                  \
+    static inline int32_t name##_body(const Args *a, [[maybe_unused]] ol_dim3 blockIdx,                                \
+                                      [[maybe_unused]] ol_dim3 gridDim, [[maybe_unused]] ol_env *environment)
+
+/* Ends the operator with an error text. */
+#define OL_FAIL(...)                                                                                                   \
+    do {                                                                                                               \
+        std::snprintf(environment->error, sizeof environment->error, __VA_ARGS__);                                     \
+        return OL_FAILED;                                                                                              \
+    } while (0)
+
+/* A unit compiled at run time says which ABI it was built for. */
+#define OL_UNIT extern "C" OL_EXPORT const uint32_t outlast_abi = OL_ABI_VERSION
+
+#endif

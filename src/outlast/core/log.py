@@ -1,0 +1,346 @@
+"""The epoch log: what is in it survives the process that wrote it.
+
+An owner (`LogOwner`, in the supervisor) holds the memory or the folder and names the writer; one writer at a time
+(`LogWriter`, in the engine) appends epochs; whoever recovers scans it first (`Log`). The byte layout is
+native/include/outlast/log.h, explained in docs/reference/log-format.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outlast.core import _native
+from outlast.core.errors import CorruptState, OutlastError, Refused, UsageError
+from outlast.core.memory import Memory
+from outlast.core.paths import make_private
+
+CONTROL_BYTES = 4096
+SUPERBLOCK_BYTES = 4096
+_CONTROL = struct.Struct("<8sIIQ16sQ")  # ol_log_control
+_MAGIC = b"OLCTRL1\0"
+_VERSION = 1
+_WRITER_EPOCH_OFFSET = 40
+
+#: Segments are a compromise: an epoch must fit one, and space comes back a segment at a time.
+DEFAULT_SEGMENT_BYTES = 32 << 20
+MIN_SEGMENTS = 3  #: one being written, one being emptied, one to empty it into
+
+BEGIN, COMMIT, END = 1, 2, 3
+DATA = 16
+KV_ROWS, KV_SEAL, APPEND, PAGES, REQUEST, EMISSION, DROP = range(16, 23)
+TYPE_NAMES = {
+    KV_ROWS: "kv-rows", KV_SEAL: "kv-seal", APPEND: "append", PAGES: "pages", REQUEST: "request",
+    EMISSION: "emission", DROP: "drop",
+}  # fmt: skip
+
+
+class Record(NamedTuple):
+    """A committed data record. `address` is that of its payload, valid while its `Log` or writer holds the segment."""
+
+    type: int
+    region: int
+    generation: int
+    key: int
+    offset: int
+    count: int
+    length: int  #: payload bytes
+    address: int
+    segment: int
+    epoch: int
+    writer_epoch: int
+
+    @property
+    def payload(self) -> bytes:
+        """A copy of the payload."""
+        return ctypes.string_at(self.address, self.length)
+
+
+class LogOwner:
+    """Owner of a log's memory or folder: creates it, passes it on, raises the writer epoch. Holds no engine state."""
+
+    def __init__(self, control: Memory, spec: dict[str, Any], fallback: LogOwner | None = None) -> None:
+        """Use `in_memory` or `in_directory`."""
+        self._control = control
+        self._spec = spec
+        self._fallback = fallback
+        self._word = ctypes.c_uint64.from_address(control.address + _WRITER_EPOCH_OFFSET)
+
+    @classmethod
+    def in_memory(cls, capacity: int, *, segment_bytes: int = DEFAULT_SEGMENT_BYTES) -> LogOwner:
+        """A log in an anonymous memfd: it survives every process but the last that holds it. Pages are taken as used."""
+        segments = _segments_in(capacity, segment_bytes)
+        memory = Memory.anonymous(CONTROL_BYTES + segments * segment_bytes, name="outlast-log")
+        _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0)
+        return cls(memory, {"kind": "memory", "fd": memory.fd, "bytes": memory.size})
+
+    @classmethod
+    def in_directory(
+        cls,
+        directory: str | os.PathLike[str],
+        capacity: int,
+        *,
+        segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        durable: bool = True,
+        fallback: LogOwner | None = None,
+    ) -> LogOwner:
+        """A log of one file per segment (0600) in a folder of its own, made if it does not exist.
+
+        An existing log there is continued, with its own segment size. `durable`: a commit returns after the bytes were
+        flushed. `fallback`: where a writer may go on when this one fails (see docs/how-to/serve.md).
+        Raises `Refused` while another process owns it.
+        """
+        folder = Path(directory)
+        path = folder / "control"
+        try:
+            make_private(folder)
+        except OSError as error:
+            raise OutlastError(f"cannot use {folder} for the log", why=error.strerror or str(error)) from error
+        if path.exists():
+            control = Memory.open(path)
+        else:
+            _segments_in(capacity, segment_bytes)
+            scratch = folder / f".control-{os.getpid()}"
+            scratch.unlink(missing_ok=True)
+            with Memory.create(scratch, CONTROL_BYTES) as fresh:
+                _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0)
+            os.rename(scratch, path)
+            control = Memory.open(path)
+        try:
+            fcntl.flock(control.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            control.close()
+            raise Refused(
+                f"the log in {folder} is in use", why="another process owns it", do="Stop it, or give another folder."
+            ) from None
+        magic, version, segments, actual, _, _ = _read_control(control.buffer, str(path))
+        if magic != _MAGIC or version != _VERSION or segments != 0:
+            control.close()
+            raise CorruptState(f"{path} is not the control page of a log", do="Move it away to start an empty log.")
+        spec = {
+            "kind": "directory", "path": str(folder.absolute()), "fd": control.fd,
+            "max_segments": _segments_in(capacity, actual), "durable": durable,
+        }  # fmt: skip
+        if fallback is not None:
+            spec["fallback"] = dict(fallback.spec())
+        return cls(control, spec, fallback)
+
+    @property
+    def writer_epoch(self) -> int:
+        """Number of the writer that owns the log now; 0 before the first."""
+        return int(self._word.value)
+
+    def fence(self) -> int:
+        """Shut the present writer out and return the next writer's epoch.
+
+        Call it only when the old writer's process is proven dead: the word stops its next commit, not a store that is
+        under way.
+        """
+        newest = max([self.writer_epoch, self._fallback.writer_epoch if self._fallback else 0]) + 1
+        self._word.value = newest
+        if self._fallback is not None:
+            self._fallback._word.value = newest
+        return newest
+
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that a writer's process must inherit under the same numbers."""
+        return (self._control.fd, *(self._fallback.fds() if self._fallback else ()))
+
+    def spec(self) -> Mapping[str, Any]:
+        """JSON-able description for `Log.open` in a process that inherited `fds`."""
+        return self._spec
+
+    def used(self) -> int:
+        """Bytes of memory or files that the log takes now."""
+        if self._spec["kind"] == "memory":
+            return os.fstat(self._control.fd).st_blocks * 512
+        total = 0
+        for path in Path(self._spec["path"]).glob("segment-*.ologs"):
+            try:
+                total += path.stat().st_size
+            except FileNotFoundError:  # released meanwhile
+                continue
+        return total + (self._fallback.used() if self._fallback else 0)
+
+    def close(self) -> None:
+        """Give memory and lock back. Files stay; memory is gone with the last process that holds it."""
+        if self._control.closed:
+            return
+        if self._fallback is not None:
+            self._fallback.close()
+        self._control.close()
+
+
+class Log:
+    """A log as it was found: scanned up to the first byte that does not fit. `start` turns it into a writer."""
+
+    def __init__(self, opened: _native.OpenLog, control: Memory | None, durable: bool) -> None:
+        """Use `open`."""
+        self._opened = opened
+        self._control = control
+        self._durable = durable
+        self.report: dict[str, Any] = opened.describe()
+
+    @classmethod
+    def open(cls, spec: Mapping[str, Any], manifest: bytes | None) -> Log:
+        """Scan the log that an owner described. With `manifest`, one written under another manifest is not read."""
+        control = Memory.from_fd(os.dup(int(spec["fd"])), name="log control page")
+        try:
+            _read_control(control.buffer, control.name)
+            if spec["kind"] == "memory":
+                opened = _native.open_arena(control.address, control.size, manifest)
+            else:
+                opened = _native.open_files(
+                    control.address, spec["path"], spec["max_segments"], True, bool(spec["durable"]), manifest
+                )
+        except BaseException:
+            control.close()
+            raise
+        return cls(opened, control, bool(spec.get("durable", False)))
+
+    def records(self) -> Iterator[Record]:
+        """Data records of committed epochs, oldest first. Addresses stay valid as long as this object or its writer."""
+        return map(Record._make, self._opened.records())
+
+    @property
+    def empty(self) -> bool:
+        """No epoch was committed."""
+        return self.report["epochs"] == 0
+
+    def start(self, writer_epoch: int, manifest: bytes, *, cold: bool = False) -> LogWriter:
+        """Become the writer `writer_epoch`, cutting a torn tail first. `cold`: release all that is there.
+
+        Raises `Fenced` if the owner has named another writer meanwhile.
+        """
+        writer = _native.LogWriter(self._opened, writer_epoch, manifest, cold, self._durable)
+        return LogWriter(writer, self)
+
+
+class LogWriter:
+    """Appends epochs. Bound to one process, used by one thread at a time; `native` is shared with executor operators."""
+
+    def __init__(self, native: _native.LogWriter, log: Log) -> None:
+        """Use `Log.start`."""
+        self.native = native
+        self._log = log  # keeps the mapping
+
+    def write(self, records: Iterable[tuple[int, int, int, int, int, int, bytes]]) -> int:
+        """Append one epoch of (type, region, generation, key, offset, count, payload); returns its number.
+
+        All or nothing: after an error nothing of it counts.
+        """
+        rows = list(records)
+        self.native.begin(sum(len(row[6]) for row in rows), len(rows))
+        try:
+            for row in rows:
+                self.native.append(*row)
+            self.native.commit()
+        except BaseException:
+            self.native.abort()
+            raise
+        return self.native.committed_epoch
+
+    def compact(self, live: Iterable[tuple[int, int, int, int, int, int, bytes]]) -> None:
+        """Replace everything before by `live`, in a fresh segment; older segments are released after the commit.
+
+        A crash on the way leaves the old segments, or both: replaying both gives the same state, since a record says
+        where its bytes belong.
+        """
+        self.native.roll()
+        first = None
+        epoch: list[tuple[int, int, int, int, int, int, bytes]] = []
+        size = 0
+        limit = self.native.segment_bytes // 2
+        for row in live:
+            if epoch and size + len(row[6]) + 128 > limit:
+                self.write(epoch)
+                first = first or self.native.segment
+                epoch, size = [], 0
+            epoch.append(row)
+            size += len(row[6]) + 128
+        self.write(epoch)
+        self.native.release_before(first or self.native.segment)
+
+
+def _segments_in(capacity: int, segment_bytes: int) -> int:
+    if segment_bytes % 4096 or segment_bytes < 4 * SUPERBLOCK_BYTES:
+        raise UsageError(f"segments of {segment_bytes} bytes", why="the size is a multiple of 4096, at least 16384")
+    segments = capacity // segment_bytes
+    if segments < MIN_SEGMENTS:
+        raise UsageError(
+            f"a log of {capacity} bytes", why=f"it must hold {MIN_SEGMENTS} segments of {segment_bytes} bytes"
+        )
+    return segments
+
+
+def _read_control(buffer: memoryview, name: str) -> tuple[bytes, int, int, int, bytes, int]:
+    if len(buffer) < _CONTROL.size:
+        raise CorruptState(f"{name} is too short for a control page")
+    magic, version, segments, segment_bytes, identity, writer = _CONTROL.unpack_from(buffer)
+    if magic != _MAGIC:
+        raise CorruptState(f"{name} is not the control page of a log", why="its magic differs")
+    if version != _VERSION:
+        raise CorruptState(f"{name} is of log version {version}", why=f"this build reads version {_VERSION}")
+    if segment_bytes < 2 * SUPERBLOCK_BYTES or segment_bytes % 4096 or segment_bytes > 1 << 40:
+        raise CorruptState(f"{name} names segments of {segment_bytes} bytes")
+    return magic, version, segments, segment_bytes, identity, writer
+
+
+def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a log folder holds: segments, epochs, records and bytes by type, the first bad record and why.
+
+    Reads only; works while a writer is at it (the tail may then look torn). Raises `UsageError` if there is no log.
+    """
+    folder = Path(directory)
+    try:
+        head = (folder / "control").read_bytes()[:CONTROL_BYTES]
+    except OSError as error:
+        raise UsageError(f"no log in {folder}", why=error.strerror or str(error), do="Give a log folder.") from error
+    _, _, _, segment_bytes, identity, writer = _read_control(memoryview(head), str(folder / "control"))
+    control = ctypes.create_string_buffer(head, CONTROL_BYTES)
+    opened = _native.open_files(ctypes.addressof(control), str(folder), 1 << 30, False, False, None)
+    report: dict[str, Any] = opened.describe()
+    report["manifest"] = report["manifest"].hex()
+    report["log"] = identity.hex()
+    report["owner_writer_epoch"] = writer
+    report["segment_bytes"] = segment_bytes
+    regions: dict[str, dict[str, int]] = {}
+    keys = set()
+    for record in map(Record._make, opened.records()):
+        name = f"{record.region}/{TYPE_NAMES.get(record.type, record.type)}"
+        row = regions.setdefault(name, {"records": 0, "bytes": 0})
+        row["records"] += 1
+        row["bytes"] += record.length
+        keys.add(record.key)
+    report["regions"] = regions
+    report["keys"] = len(keys)
+    known = {row["segment"] for row in report["segments"]}
+    report["unread_segments"] = sorted(
+        int(path.name[8:24], 16)
+        for path in folder.glob("segment-????????????????.ologs")
+        if int(path.name[8:24], 16) not in known
+    )
+    return report
+
+
+def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """`inspect` with a judgement: `ok` is True if every byte up to a clean end was read and every check held.
+
+    A torn last epoch is what a crash leaves; it is harmless, is reported as `torn`, and does not make `ok` False.
+    """
+    report = inspect(directory)
+    last = report["segments"][-1]["segment"] if report["segments"] else 0
+    torn = bool(report["torn"]) and report["stop_segment"] == last and not report["unread_segments"]
+    report["ok"] = not report["unread_segments"] and (report["stop"] == "" or torn)
+    report["first_bad"] = (
+        None
+        if report["stop"] == ""
+        else {"segment": report["stop_segment"], "offset": report["stop_offset"], "why": report["stop"]}
+    )
+    return report
