@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -36,8 +37,13 @@ class Compiler:
     def flags(self, *, native: bool) -> tuple[str, ...]:
         """Options that this driver needs for the result all drivers should give."""
         if self.family == "zig":
-            # zig compiles for the CPU it runs on unless told otherwise, and traps on what a sanitizer would report.
-            return ("-march=native" if native else "-mcpu=baseline", "-fno-sanitize=undefined")
+            # zig compiles for the CPU it runs on unless told otherwise, may choose another C library than this
+            # process has, and traps on what a sanitizer would report.
+            return (
+                f"--target={platform.machine()}-linux-gnu",
+                "-mcpu=native" if native else "-mcpu=baseline",
+                "-fno-sanitize=undefined",
+            )
         march = ("-march=native",) if native else ()
         # GNU_UNIQUE symbols would pin the object in memory: operators are unloaded after a swap.
         return (*march, "-fno-gnu-unique") if self.family == "gcc" else march

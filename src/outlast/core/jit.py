@@ -47,6 +47,7 @@ _OBJECT = "operator.so"
 _ENTRIES_MAX = 512  # an operator is some 20-60 kB: tens of megabytes at the very most
 _LOCKS = 64  # lock files are never removed (removing one that is held would split it), so their number is fixed
 _ABANDONED_S = 3600.0  # a build folder this old belongs to a builder that was killed
+_TIME_LIMIT_S = 300.0  # g++ takes below 1 s; zig builds its C++ library on first use: 70 s on two busy cores
 _ERROR_TEXT_MAX = 8000
 
 
@@ -126,7 +127,7 @@ class JitCache:
         directory: str | os.PathLike[str] | None = None,
         *,
         compiler: Compiler | None = None,
-        time_limit: float = 120.0,
+        time_limit: float = _TIME_LIMIT_S,
     ) -> None:
         """Use `directory` (default: `jit` in the cache folder), made with mode 0700.
 
