@@ -1,0 +1,312 @@
+// The operators of a step (step.h). Task arguments: arg[0] = address of the Step, arg[1] = layer.
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "repack.h"
+#include "step.h"
+
+namespace outlast::engine {
+
+void Floats::Free::operator()(float *p) const { std::free(p); }
+
+void Floats::reserve(size_t n) {
+    if (n <= size_) return;
+    const size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
+    void *p = std::aligned_alloc(64, bytes);
+    if (p == nullptr) throw std::bad_alloc();
+    std::memset(p, 0, bytes);
+    memory_.reset(static_cast<float *>(p));
+    size_ = bytes / sizeof(float);
+}
+
+namespace {
+
+struct Share {
+    uint32_t first, last;
+};
+
+Share share(uint32_t n, const ol_task *task) {
+    return {uint32_t(uint64_t{n} * task->part / task->parts), uint32_t(uint64_t{n} * (task->part + 1u) / task->parts)};
+}
+
+Step &step_of(const ol_task *task) { return *reinterpret_cast<Step *>(task->arg[0]); }
+
+// The part of `range` (in groups, over several matrices in a row) that falls on the matrix starting at `start`.
+Share cut(Share range, uint32_t start, uint32_t groups) {
+    const uint32_t end = start + groups;
+    const uint32_t first = range.first < start ? start : range.first > end ? end : range.first;
+    const uint32_t last = range.last < start ? start : range.last > end ? end : range.last;
+    return {first - start, last - start};
+}
+
+size_t partial_floats(const Step &s) { return kPartialHeader + s.model->config.head_dim; }
+
+int32_t begin(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Share mine = share(uint32_t(s.tokens.size()), task);
+    for (uint32_t t = mine.first; t < mine.last; ++t) {
+        const Token &token = s.tokens[t];
+        read_row(s.model->embedding, token.id, s.x.data() + t * s.model->config.hidden);
+        const Entry &e = s.entries[token.entry];
+        const uint32_t index = t - e.first;
+        if (index >= e.recheck) continue;
+        uint8_t *to = s.saved.data() + size_t{e.saved + index} * s.geometry.pieces * s.geometry.row_bytes;
+        for (uint32_t piece = 0; piece < s.geometry.pieces; ++piece, to += s.geometry.row_bytes)
+            std::memcpy(to, s.row(*e.sequence, token.position, piece), s.geometry.row_bytes);
+    }
+    return OL_OK;
+}
+
+// Rotates the interleaved pairs of rows [first, last) of a token; pair i of each head turns by angle i.
+void rotate(float *rows, uint32_t first, uint32_t last, uint32_t head_dim, const float *angles) {
+    for (uint32_t r = first; r < last; r += 2) {
+        const float *a = angles + r % head_dim;
+        const float x = rows[r], y = rows[r + 1];
+        rows[r] = x * a[0] - y * a[1];
+        rows[r + 1] = x * a[1] + y * a[0];
+    }
+}
+
+int32_t qkv(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Config &c = s.model->config;
+    const uint32_t layer = uint32_t(task->arg[1]), n = uint32_t(s.tokens.size());
+    const Layer &l = s.model->layers[layer];
+    PartScratch &mine = s.parts[task->part];
+    const size_t ldsums = s.width / kBlock;
+    for (uint32_t t = 0; t < n; ++t) {
+        float *x = mine.x.data() + t * s.width;
+        s.kernels->rms_norm(s.x.data() + size_t{t} * c.hidden, l.attn_norm, c.epsilon, c.hidden, x);
+        s.kernels->block_sums(x, c.hidden, mine.sums.data() + t * ldsums);
+    }
+    const uint32_t q_groups = groups_of(l.q.rows), kv_groups = groups_of(l.k.rows);
+    const Share range = share(q_groups + 2 * kv_groups, task);
+    const auto multiply = [&](const Matrix &m, Share part, float *y) {
+        if (part.first < part.last)
+            s.kernels->matmul(m, part.first, part.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n, y,
+                              s.qkv_width, false);
+    };
+    const Share q = cut(range, 0, q_groups), k = cut(range, q_groups, kv_groups),
+                v = cut(range, q_groups + kv_groups, kv_groups);
+    float *q_rows = s.qkv.data(), *k_rows = q_rows + s.q_rows, *v_rows = k_rows + s.kv_rows;
+    multiply(l.q, q, q_rows);
+    multiply(l.k, k, k_rows);
+    multiply(l.v, v, v_rows);
+    for (uint32_t t = 0; t < n; ++t) {
+        const Token &token = s.tokens[t];
+        const Sequence &sequence = *s.entries[token.entry].sequence;
+        const float *angles = s.angles.data() + size_t{t} * c.head_dim;
+        rotate(q_rows + t * s.qkv_width, q.first * kGroup, q.last * kGroup, c.head_dim, angles);
+        if (k.first < k.last) {
+            float *rows = k_rows + t * s.qkv_width;
+            rotate(rows, k.first * kGroup, k.last * kGroup, c.head_dim, angles);
+            std::memcpy(s.row(sequence, token.position, 2 * layer) + k.first * kGroup * sizeof(float),
+                        rows + k.first * kGroup, (k.last - k.first) * kGroup * sizeof(float));
+        }
+        if (v.first < v.last)
+            std::memcpy(s.row(sequence, token.position, 2 * layer + 1) + v.first * kGroup * sizeof(float),
+                        v_rows + t * s.qkv_width + v.first * kGroup, (v.last - v.first) * kGroup * sizeof(float));
+    }
+    return OL_OK;
+}
+
+// Units in a fixed order: KV head, token, segment. A part runs the units whose first position, counted over all units,
+// falls into its share of the positions; so parts get about equal work without a table.
+int32_t attend(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Config &c = s.model->config;
+    const uint32_t layer = uint32_t(task->arg[1]), per_kv = c.heads / c.kv_heads;
+    const size_t size = partial_floats(s);
+    const uint64_t total = s.attend_cost * c.kv_heads;
+    const uint64_t from = total * task->part / task->parts, to = total * (task->part + 1u) / task->parts;
+    uint64_t cost = 0;
+    for (uint32_t h = 0; h < c.kv_heads; ++h) {
+        for (uint32_t t = 0; t < s.tokens.size(); ++t) {
+            const Token &token = s.tokens[t];
+            const uint32_t visible = token.position + 1;
+            if (cost >= to) return OL_OK;
+            if (cost + visible <= from) {
+                cost += visible;
+                continue;
+            }
+            const Sequence &sequence = *s.entries[token.entry].sequence;
+            uint8_t *base = s.pool + size_t{h} * c.head_dim * sizeof(float);
+            Attend a{};
+            a.q = s.qkv.data() + t * s.qkv_width + size_t{h} * per_kv * c.head_dim;
+            a.heads = per_kv;
+            a.head_dim = c.head_dim;
+            a.k = base + 2 * layer * s.geometry.piece_stride;
+            a.v = base + (2 * layer + 1) * s.geometry.piece_stride;
+            a.table = sequence.table.data();
+            a.block_tokens = s.geometry.block_tokens;
+            a.block_bytes = s.geometry.block_bytes;
+            a.row_bytes = s.geometry.row_bytes;
+            a.scale = 1.0f / __builtin_sqrtf(float(c.head_dim));
+            a.out_stride = size;
+            const auto place = [&](uint32_t segment) {
+                return s.partials.data() + (size_t{token.partial + segment} * c.heads + size_t{h} * per_kv) * size;
+            };
+            if (s.split_segments) {
+                for (uint32_t first = 0; first < visible; first += kSegment) {
+                    a.first = first;
+                    a.count = visible - first < kSegment ? visible - first : kSegment;
+                    const bool here = cost >= from && cost < to;
+                    cost += a.count;
+                    if (!here) continue;
+                    a.out = place(first / kSegment);
+                    s.kernels->attend(a);
+                }
+                continue;
+            }
+            const bool here = cost >= from;
+            cost += visible;
+            if (!here) continue;
+            float *state = place(0), *next = s.parts[task->part].partial.data();
+            for (uint32_t first = 0; first < visible; first += kSegment) {
+                a.first = first;
+                a.count = visible - first < kSegment ? visible - first : kSegment;
+                a.out = first == 0 ? state : next;
+                s.kernels->attend(a);
+                if (first > 0)
+                    for (uint32_t i = 0; i < per_kv; ++i) s.kernels->merge(state + i * size, next + i * size, c.head_dim);
+            }
+        }
+    }
+    return OL_OK;
+}
+
+int32_t output(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Config &c = s.model->config;
+    const Layer &l = s.model->layers[task->arg[1]];
+    const uint32_t n = uint32_t(s.tokens.size());
+    PartScratch &mine = s.parts[task->part];
+    const size_t ldsums = s.width / kBlock, size = partial_floats(s);
+    for (uint32_t t = 0; t < n; ++t) {
+        const Token &token = s.tokens[t];
+        float *x = mine.x.data() + t * s.width;
+        for (uint32_t h = 0; h < c.heads; ++h) {
+            // The partials are shared between parts: merge in a copy.
+            const float *first = s.partials.data() + (size_t{token.partial} * c.heads + h) * size;
+            if (token.segments == 1) {
+                s.kernels->finish(first, c.head_dim, x + h * c.head_dim);
+                continue;
+            }
+            float *state = mine.partial.data();
+            std::memcpy(state, first, size * sizeof(float));
+            for (uint32_t i = 1; i < token.segments; ++i)
+                s.kernels->merge(state, first + size_t{i} * c.heads * size, c.head_dim);
+            s.kernels->finish(state, c.head_dim, x + h * c.head_dim);
+        }
+        s.kernels->block_sums(x, l.o.columns, mine.sums.data() + t * ldsums);
+    }
+    const Share rows = share(groups_of(l.o.rows), task);
+    s.kernels->matmul(l.o, rows.first, rows.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n, s.x.data(),
+                      c.hidden, true);
+    return OL_OK;
+}
+
+int32_t gate_up(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Config &c = s.model->config;
+    const Layer &l = s.model->layers[task->arg[1]];
+    const uint32_t n = uint32_t(s.tokens.size());
+    PartScratch &mine = s.parts[task->part];
+    const size_t ldsums = s.width / kBlock;
+    for (uint32_t t = 0; t < n; ++t) {
+        float *x = mine.x.data() + t * s.width;
+        s.kernels->rms_norm(s.x.data() + size_t{t} * c.hidden, l.ffn_norm, c.epsilon, c.hidden, x);
+        s.kernels->block_sums(x, c.hidden, mine.sums.data() + t * ldsums);
+    }
+    // Shares of whole blocks of 32 rows, so that each part can sum its own blocks for the next product.
+    const Share blocks = share(c.ffn / kBlock, task);
+    const uint32_t first = blocks.first * kBlock, last = blocks.last * kBlock;
+    s.kernels->matmul(l.gate, first / kGroup, last / kGroup, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
+                      s.gate.data(), s.ffn_width, false);
+    s.kernels->matmul(l.up, first / kGroup, last / kGroup, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
+                      s.up.data(), s.ffn_width, false);
+    for (uint32_t t = 0; t < n; ++t) {
+        float *gate = s.gate.data() + t * s.ffn_width + first;
+        s.kernels->silu_mul(gate, s.up.data() + t * s.ffn_width + first, last - first);
+        s.kernels->block_sums(gate, last - first, s.gate_sums.data() + t * (s.ffn_width / kBlock) + blocks.first);
+    }
+    return OL_OK;
+}
+
+int32_t down(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Layer &l = s.model->layers[task->arg[1]];
+    const Share rows = share(groups_of(l.down.rows), task);
+    s.kernels->matmul(l.down, rows.first, rows.last, s.gate.data(), s.ffn_width, s.gate_sums.data(),
+                      s.ffn_width / kBlock, uint32_t(s.tokens.size()), s.x.data(), s.model->config.hidden, true);
+    return OL_OK;
+}
+
+int32_t head(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Config &c = s.model->config;
+    PartScratch &mine = s.parts[task->part];
+    const size_t ldsums = s.width / kBlock;
+    const uint32_t n = uint32_t(s.sampling.size());
+    for (uint32_t i = 0; i < n; ++i) {
+        float *x = mine.x.data() + i * s.width;
+        s.kernels->rms_norm(s.x.data() + size_t{s.sampling[i]} * c.hidden, s.model->output_norm, c.epsilon, c.hidden, x);
+        s.kernels->block_sums(x, c.hidden, mine.sums.data() + i * ldsums);
+    }
+    const Share rows = share(groups_of(c.vocab), task);
+    s.kernels->matmul(s.model->head, rows.first, rows.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
+                      s.logits.data(), s.vocab_width, false);
+    return OL_OK;
+}
+
+int32_t verify(const ol_task *task, ol_env *) {
+    Step &s = step_of(task);
+    const Share mine = share(uint32_t(s.entries.size()), task);
+    const size_t bytes = s.geometry.row_bytes;
+    for (uint32_t i = mine.first; i < mine.last; ++i) {
+        Entry &e = s.entries[i];
+        const auto for_rows = [&](auto visit) {
+            uint8_t *saved = s.saved.data() + size_t{e.saved} * s.geometry.pieces * bytes;
+            for (uint32_t r = 0; r < e.recheck; ++r)
+                for (uint32_t piece = 0; piece < s.geometry.pieces; ++piece, saved += bytes)
+                    visit(s.row(*e.sequence, s.tokens[e.first + r].position, piece), saved);
+        };
+        bool same = true;
+        for_rows([&](uint8_t *now, uint8_t *before) { same = same && std::memcmp(now, before, bytes) == 0; });
+        e.verified = same;
+        if (!same) for_rows([&](uint8_t *now, uint8_t *before) { std::memcpy(now, before, bytes); });
+    }
+    return OL_OK;
+}
+
+int32_t sample_tokens(const ol_task *task, ol_env *env) {
+    Step &s = step_of(task);
+    const Share mine = share(uint32_t(s.sampling.size()), task);
+    PartScratch &scratch = s.parts[task->part];
+    try {
+        for (uint32_t i = mine.first; i < mine.last; ++i) {
+            const uint32_t index = s.sampling_entry[i];
+            Entry &e = s.entries[index];
+            if (!e.verified) continue;
+            ol_emission &out = s.emissions[index];
+            e.finite = sample(*s.kernels, s.logits.data() + i * s.vocab_width, s.model->config.vocab, e.sequence->params,
+                              e.sequence->counts, s.tokens[s.sampling[i]].position + 1, *scratch.sampler, &out);
+            if (e.finite) s.emission_lengths[index] = uint32_t(offsetof(ol_emission, top) + out.tops * sizeof(ol_top));
+        }
+    } catch (const std::bad_alloc &) {
+        std::strncpy(env->error, "sampling: out of memory", sizeof env->error - 1);
+        return OL_FAILED;
+    }
+    return OL_OK;
+}
+
+}  // namespace
+
+const OperatorEntry kOperatorTable[kOperators] = {
+    {"engine.begin", begin},   {"engine.qkv", qkv},   {"engine.attend", attend},
+    {"engine.output", output}, {"engine.gate_up", gate_up}, {"engine.down", down},
+    {"engine.head", head},     {"engine.verify", verify},   {"engine.sample", sample_tokens},
+};
+
+}  // namespace outlast::engine

@@ -1,0 +1,186 @@
+"""The decoder: sequences, and each step of a batch as a plan of executor tasks.
+
+A step goes: `plan` → the tasks run (in the executor, or `Decoder.run` in a test) → `commit`, or `abandon` if they did not.
+The arithmetic and its guarantees are in native/engine (kernels.h, step.h); this layer types it and turns refusals of the
+extension into the package's errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outlast.core.errors import OperatorFailed, UsageError
+from outlast.engines.native import _native
+from outlast.engines.native.weights import ModelConfig, Weights
+from outlast.engines.protocol import SamplingParams
+
+Geometry = _native.KvGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sequence's share of a step: `positions` new ones, after computing the last `recheck` old ones again."""
+
+    handle: int
+    positions: int
+    recheck: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A planned step, in memory that the decoder owns until the next `plan`.
+
+    `address` points to `count` `ol_task`s. `after` in them is relative: the number (from 1) of the task of this plan up to
+    which all must be done, 0 = none; add the ticket before the first task to those that are not 0. `writes_address`
+    points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order; their states are filled by the
+    last task.
+    """
+
+    address: int
+    count: int
+    writes_address: int
+    writes_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a committed step did for one sequence."""
+
+    handle: int
+    token: int | None  #: None: nothing was sampled (prefill goes on, or the state was refused)
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    verified: bool  #: False: recomputed KV rows differ from the stored ones, which were put back; rewind and recompute
+    finite: bool  #: False: the logits are not finite; the sequence cannot go on
+
+
+def isa() -> str:
+    """Instruction set of the kernels in use; part of the manifest. Raises `UsageError` for a bad OUTLAST_ISA."""
+    try:
+        return _native.isa()
+    except RuntimeError as error:
+        raise UsageError("The kernels cannot be chosen", why=str(error)) from error
+
+
+def operators() -> dict[str, int]:
+    """Name -> address of each operator (`ol_op_fn`), to be registered in the executor's slot table."""
+    return _native.operators()
+
+
+def kv_geometry(config: ModelConfig, block_tokens: int, blocks: int) -> Geometry:
+    """Geometry of a KV pool of `blocks` blocks of `block_tokens` positions; it needs `blocks * block_bytes` bytes."""
+    return _native.kv_geometry(config.native(), block_tokens, blocks)
+
+
+class Decoder:
+    """A model over one KV pool. Not thread-safe; the operators of a planned step may run on any threads.
+
+    `weights` and the memory at `pool` (`geometry.blocks * geometry.block_bytes` bytes) must outlive the decoder.
+    """
+
+    def __init__(self, weights: Weights, pool: int, geometry: Geometry, *, instructions: str = "") -> None:
+        tensors = [(t.name, t.type, t.rows, t.columns, t.offset) for t in weights.tensors]
+        self.weights = weights
+        self.config = weights.config
+        self.geometry = geometry
+        try:
+            self._native = _native.Decoder(
+                weights.config.native(), tensors, weights.address, weights.size, pool, geometry, instructions
+            )
+        except (ValueError, RuntimeError) as error:
+            raise UsageError("The decoder cannot be set up", why=str(error)) from error
+
+    def bind(self, slots: Mapping[str, int]) -> None:
+        """Slot-table index of every operator of `operators()`, for the tasks of later plans."""
+        self._native.bind(dict(slots))
+
+    def add(
+        self,
+        key: int,
+        generation: int,
+        tokens: Sequence[int],
+        prompt_length: int,
+        computed: int,
+        params: SamplingParams,
+    ) -> int:
+        """Takes up a sequence and returns its handle.
+
+        `tokens` are prompt and generated tokens; the KV rows of the first `computed` positions (fewer than there are
+        tokens) are in the pool already. Raises `UsageError` for values out of range.
+        """
+        try:
+            native = _native.SamplerParams(
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                min_p=params.min_p,
+                seed=params.seed,
+                stream=params.stream,
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                repetition_penalty=params.repetition_penalty,
+                logit_bias=list(params.logit_bias),
+                top_logprobs=params.top_logprobs,
+            )
+            return self._native.add(key, generation, list(tokens), prompt_length, computed, native)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"Request {key} cannot be decoded", why=str(error)) from error
+
+    def set_table(self, handle: int, blocks: Sequence[int]) -> None:
+        """Physical block of each logical block of the sequence. Not while a step is planned."""
+        self._native.set_table(handle, list(blocks))
+
+    def remove(self, handle: int) -> None:
+        """Forgets a sequence; unknown handles are ignored. Not while it is part of a planned step."""
+        self._native.remove(handle)
+
+    def rewind(self, handle: int, computed: int) -> None:
+        """Positions from `computed` on are to be computed again (after a refused verification: 0)."""
+        self._native.rewind(handle, computed)
+
+    def computed(self, handle: int) -> int:
+        """Positions whose KV rows are in the pool."""
+        return self._native.computed(handle)
+
+    def length(self, handle: int) -> int:
+        """Known tokens: prompt and generated."""
+        return self._native.length(handle)
+
+    def tokens(self, handle: int) -> list[int]:
+        """Prompt and generated tokens."""
+        return self._native.tokens(handle)
+
+    def plan(self, batch: Sequence[Item], parts: int) -> StepPlan:
+        """Plans one step. A sequence samples a token if the step covers its last known position.
+
+        `parts`: into how many tasks a level of work may be cut (1-256); no result depends on it. Raises `UsageError` if
+        an item's positions are not the sequence's next ones or its block table is too short.
+        """
+        try:
+            self._native.plan([(item.handle, item.positions, item.recheck) for item in batch], parts)
+        except (ValueError, TypeError) as error:
+            raise UsageError("The step cannot be planned", why=str(error)) from error
+        native = self._native
+        return StepPlan(native.tasks_address, native.tasks_count, native.writes_address, native.writes_count)
+
+    def run(self, threads: int = 1) -> None:
+        """Runs the planned tasks without the executor, on the calling thread and `threads - 1` others."""
+        try:
+            self._native.run(threads)
+        except RuntimeError as error:
+            raise OperatorFailed("A step failed", why=str(error)) from error
+
+    def commit(self) -> list[StepResult]:
+        """After the plan ran: advances the sequences, appends sampled tokens; one result per item of the batch."""
+        return [
+            StepResult(r.handle, r.token, r.logprob, tuple(r.top), r.verified, r.finite) for r in self._native.commit()
+        ]
+
+    def abandon(self) -> None:
+        """Forgets a planned step that did not run, or not to its end; sequences stay as they were before `plan`."""
+        self._native.abandon()
+
+    def logits(self) -> list[bytes]:
+        """Logits (native float32) of the step that ran, one row per sampling sequence; valid until the next `plan`."""
+        return self._native.logits()
