@@ -2,8 +2,8 @@
 
 Tokens are bytes (256 = end of answer). Each next token is a hash of prompt, seed, choice and all tokens before it, so a
 wrongly restored sequence shows. The prompt can order faults, e.g. `<<poison@5>>`: at token 5 the process kills itself.
-The log has one slot per sequence: key, prefilled tokens, count, tokens; `count` is the commit word. Ends after `<<say:TEXT>>`
-is said, or at `max_tokens`.
+The log has one slot per sequence: key, prefilled tokens, count, tokens; `count` is the commit word. A sequence ends
+after `<<say:TEXT>>` is said, or at `max_tokens`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from outlast.serve.log_owner import EngineSpec, LogOwner
 from outlast.serve.settings import Settings
@@ -20,4 +22,8 @@ class Assembly:
     close: Callable[[], None]
 
 
-Assemble = Callable[[Settings], Assembly]
+def assemble(settings: Settings) -> Assembly:
+    """Call the function that `settings.assembly` names."""
+    module, _, name = settings.assembly.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    return cast(Assembly, function(settings))

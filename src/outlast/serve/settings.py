@@ -15,6 +15,7 @@ Durability = Literal["process", "gpu", "host"]
 class Settings:
     """How to serve. The defaults are those of `outlast serve`."""
 
+    assembly: str = "outlast.serve.native:assemble"  #: "module:function" that makes an Assembly of these settings
     model: str = "builtin"  #: "builtin", or the path of a GGUF file
     host: str = "127.0.0.1"
     port: int = 8321  #: 0 = any free port

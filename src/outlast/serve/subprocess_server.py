@@ -1,0 +1,76 @@
+"""A server in a process of its own, as a client-side object: for the demo and for tests that end the server itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from typing import Any, cast
+
+from outlast.core.errors import OutlastError
+from outlast.serve.settings import Settings
+
+
+class SubprocessServer:
+    """Start, ask, end. The process ends with the thread that made this object, at the latest."""
+
+    def __init__(self, settings: Settings, *, start_timeout: float = 120.0) -> None:
+        """Start and wait until the first engine is active. Raises OutlastError if it ends or takes too long."""
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "outlast.serve", settings.to_json(), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.pid = self._popen.pid
+        timer = threading.Timer(start_timeout, self._popen.kill)
+        timer.start()
+        assert self._popen.stdout is not None
+        line = self._popen.stdout.readline()
+        timer.cancel()
+        if not line:
+            status = self._popen.wait()
+            self._popen.stdout.close()
+            raise OutlastError("the server did not start", why=f"exit status {status}; its errors are above")
+        self.url: str = json.loads(line)["url"]  #: without a trailing slash; the API is below `/v1`
+
+    def health(self) -> dict[str, Any]:
+        """As /health."""
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=30) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:  # 503 has a body too
+            body = error.read()
+        return cast(dict[str, Any], json.loads(body))
+
+    def engine_pids(self, role: str | None = None) -> list[int]:
+        """Pids of the workers, the current one first; of one role ("active", "spare", ...) if given."""
+        return [engine["pid"] for engine in self.health()["engines"] if role in (None, engine["role"])]
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send the server a signal."""
+        self._popen.send_signal(number)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Until the server has ended; its exit status."""
+        status = self._popen.wait(seconds)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
+        return status
+
+    def close(self) -> None:
+        """Drain and end. Idempotent."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+        self.wait()
+
+    def __enter__(self) -> SubprocessServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
