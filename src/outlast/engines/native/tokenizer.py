@@ -1,0 +1,221 @@
+"""Text to tokens and back, from the tables in the model file itself.
+
+Encoding is the `tokenizers` library's BPE, set up from the file's vocabulary and merges. Decoding is ours: a token is a
+run of bytes, so a stream of tokens is a stream of UTF-8 bytes that may break inside a character.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Bpe
+
+from outlast.core.errors import UsageError
+from outlast.engines.native.gguf import Gguf, ModelFileError, UnsupportedModel
+
+_CONTROL, _USER_DEFINED = 3, 4  #: values of tokenizer.ggml.token_type that are no ordinary pieces of text
+_MAX_CHAT = 4 << 20  #: characters of a rendered conversation
+#: names of control tokens that end an answer, beside the file's own end-of-sequence and end-of-turn ids
+_END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
+
+# Words, numbers of up to three digits, punctuation, line ends and runs of blanks, as the Llama 3 family splits its text.
+_LLAMA_BPE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _byte_level() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_first() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
+
+
+def _llama() -> Any:
+    split = pre_tokenizers.Split(Regex(_LLAMA_BPE), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+#: tokenizer.ggml.pre -> (pre-tokenizer, whether a word that is a token itself is taken before any merge)
+_PRE_TOKENIZERS = {
+    "smollm": (_digits_first, False),
+    "gpt-2": (_byte_level, False),
+    "gpt2": (_byte_level, False),
+    "llama-bpe": (_llama, True),
+    "llama3": (_llama, True),
+}
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class StreamingDetokenizer:
+    """Turns the tokens of one sequence into text, piece by piece; concatenated it equals `Tokenizer.decode` of them all."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The text that is certain after `token`; an unfinished character is kept back."""
+        return self._decoder.decode(self._pieces[token])
+
+    def flush(self) -> str:
+        """The rest, with U+FFFD for an unfinished character. Called once, at the end."""
+        return self._decoder.decode(b"", final=True)
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Safe to use from several threads.
+
+    Raises `UnsupportedModel`, by name, for a tokenizer model or a pre-tokenizer that is not known: a near miss would give
+    other tokens without any error.
+    """
+
+    def __init__(self, gguf: Gguf) -> None:
+        model = gguf.text("tokenizer.ggml.model")
+        if model != "gpt2":
+            raise UnsupportedModel(f"{gguf.path} has a tokenizer of model {model!r}", why="only byte-level BPE is known")
+        pre = gguf.text("tokenizer.ggml.pre", "gpt-2")
+        if pre not in _PRE_TOKENIZERS:
+            known = ", ".join(_PRE_TOKENIZERS)
+            raise UnsupportedModel(f"{gguf.path} has the pre-tokenizer {pre!r}", why=f"known are {known}")
+        names = gguf.strings("tokenizer.ggml.tokens")
+        kinds = gguf.integers("tokenizer.ggml.token_type")
+        if len(kinds) != len(names):
+            raise ModelFileError(f"{gguf.path}: {len(names)} tokens, but {len(kinds)} token types")
+        special = {i: names[i] for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
+
+        self.vocab_size = len(names)
+        self._bpe = _build(gguf, names, special, pre)
+        self._lock = threading.Lock()
+        self._special = re.compile("|".join(map(re.escape, special.values()))) if special else None
+        alphabet = byte_alphabet()
+        self._bytes = [_bytes_of(name, alphabet, i in special) for i, name in enumerate(names)]
+        self._text = [b"" if kinds[i] == _CONTROL else piece for i, piece in enumerate(self._bytes)]
+        self.bos_id = self._id(gguf, "bos")
+        self.eos_id = self._id(gguf, "eos")
+        ends = [self.eos_id, self._id(gguf, "eot"), *(i for i, name in special.items() if name in _END_NAMES)]
+        #: ids that end an answer
+        self.stop_tokens: tuple[int, ...] = tuple(sorted({i for i in ends if i is not None}))
+        self._bos = "" if self.bos_id is None else names[self.bos_id]
+        self._eos = "" if self.eos_id is None else names[self.eos_id]
+        self._template_source = gguf.text("tokenizer.chat_template", "")
+        self._template = _compile(self._template_source) if self._template_source else None
+
+    def _id(self, gguf: Gguf, name: str) -> int | None:
+        token = gguf.integer(f"tokenizer.ggml.{name}_token_id", -1)
+        return token if 0 <= token < self.vocab_size else None
+
+    # ---- text to tokens -----------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Text to ids; nothing is added. Names of special tokens stay text unless `parse_special`."""
+        with self._lock:  # the switch is a property of the library's object
+            self._bpe.encode_special_tokens = not parse_special
+            ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's template writes it. Raises `UsageError` with the template's own complaint."""
+        if self._template is None:
+            raise UsageError("The model has no chat template", do="Use the completions endpoint")
+        pieces, length = [], 0
+        try:
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=add_generation_prompt, bos_token=self._bos, eos_token=self._eos
+            ):
+                length += len(piece)
+                if length > _MAX_CHAT:
+                    raise UsageError(f"The conversation is longer than {_MAX_CHAT} characters")
+                pieces.append(piece)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            raise UsageError("The chat template refuses these messages", why=str(error)) from error
+        return "".join(pieces)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Messages through the chat template, up to where the assistant speaks next.
+
+        Only the template's own special tokens count: a message that contains such a name holds it as text, so that a
+        user cannot end their turn and speak as somebody else.
+        """
+        if self._special is None or not any(self._special.search(m.get("content") or "") for m in messages):
+            return self.encode(self.render_chat(messages), parse_special=True)
+        mark = f"\ue000{secrets.token_hex(16)}\ue000"
+        fenced = [
+            dict(m) | {"content": self._special.sub(lambda found: mark + found.group() + mark, m.get("content") or "")}
+            for m in messages
+        ]
+        ids: list[int] = []
+        for i, part in enumerate(self.render_chat(fenced).split(mark)):
+            ids += self.encode(part, parse_special=i % 2 == 0)
+        return ids
+
+    # ---- tokens to text -----------------------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Ids to text, without control tokens; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self._text[token] for token in tokens).decode("utf-8", errors="replace")
+
+    def detokenizer(self) -> StreamingDetokenizer:
+        """A new one, for one sequence."""
+        return StreamingDetokenizer(self._text)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that `token` stands for; for a special token the bytes of its name."""
+        return self._bytes[token]
+
+
+def _bytes_of(name: str, alphabet: Mapping[str, int], special: bool) -> bytes:
+    if special:
+        return name.encode()
+    try:
+        return bytes(alphabet[character] for character in name)
+    except KeyError:  # a token outside the byte alphabet (padding of the vocabulary): its name is all there is
+        return name.encode()
+
+
+def _build(gguf: Gguf, names: list[str], special: Mapping[int, str], pre: str) -> Any:
+    vocabulary = {name: i for i, name in enumerate(names)}
+    if len(vocabulary) != len(names):
+        raise ModelFileError(f"{gguf.path}: its vocabulary names {len(names) - len(vocabulary)} tokens twice")
+    merges = []
+    for merge in gguf.strings("tokenizer.ggml.merges"):
+        left, blank, right = merge.partition(" ")
+        if not blank or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise ModelFileError(f"{gguf.path}: the merge {merge!r} does not fit the vocabulary")
+        merges.append((left, right))
+    make, ignore_merges = _PRE_TOKENIZERS[pre]
+    bpe = Bpe(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
+    bpe.pre_tokenizer = make()
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special.values()])
+    return bpe
+
+
+def _compile(source: str) -> Any:
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = time.strftime
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ModelFileError("The model's chat template cannot be read", why=str(error)) from error
