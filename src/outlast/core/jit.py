@@ -39,6 +39,8 @@ from outlast.core.compiler import Compiler
 from outlast.core.errors import OutlastError, TimedOut, UsageError
 from outlast.core.paths import cache_dir, make_private
 
+__all__ = ["Compiler", "JitCache", "JitError", "Library", "include_dir", "load"]
+
 _log = logging.getLogger("outlast.jit")
 
 _FORMAT = "outlast-jit-1"  # changes with the layout of entries or the meaning of the key

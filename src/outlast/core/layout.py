@@ -3,6 +3,7 @@
 The headers under `native/include/outlast` are the only definition. They are plain C of a narrow kind (fixed-width
 members, arrays, nested structs, natural alignment), which this module reads; tests compare every member's offset and
 size, and every constant, with what the C compiler says. Anything it does not understand is an error, not a guess.
+A layout is a `typedef struct`; other structs, as in the operators' dialect, are C++ and are passed over.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _read() -> tuple[dict[str, Struct], dict[str, int]]:
     texts = {path.name: _COMMENT.sub(" ", path.read_text()) for path in headers}
     numbers = {key: int(value, 0) for text in texts.values() for key, value in _DEFINE.findall(text)}
     for header, text in texts.items():
-        if len(_STRUCT.findall(text)) != len(re.findall(r"\bstruct\b", text)):
+        if len(_STRUCT.findall(text)) != len(re.findall(r"\btypedef\s+struct\b", text)):
             raise OutlastError(f"cannot read outlast/{header}", why="it declares a struct in a form that is not known")
     pending = [(header, *found) for header, text in texts.items() for found in _STRUCT.findall(text)]
     known: dict[str, Struct] = {}

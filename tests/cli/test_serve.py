@@ -1,0 +1,61 @@
+"""`outlast serve`: options and settings are the same thing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from outlast import cli
+from outlast.cli import serve
+from outlast.serve.settings import Settings
+
+
+def parse(*words: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    return serve.settings(parser.parse_args(words))
+
+
+def test_no_option_gives_the_default_settings() -> None:
+    assert parse() == Settings()
+
+
+def test_every_setting_has_an_option() -> None:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    assert names - {"assembly"} == {*serve._OPTIONS, "engine_options"}  # `assembly` is for tests
+
+
+def test_options_reach_the_settings_with_their_types() -> None:
+    found = parse(
+        "--model", "m.gguf", "--port", "0", "--durability", "host", "--log-dir", "logs", "--spares", "2",
+        "--hang-timeout", "0.5", "--allow-degrade", "--no-checkpoint", "--engine-option", "a=b=c",
+    )  # fmt: skip
+    assert found == Settings(
+        model="m.gguf",
+        port=0,
+        durability="host",
+        log_dir="logs",
+        spares=2,
+        hang_timeout=0.5,
+        allow_degrade=True,
+        checkpoint=False,
+        engine_options=(("a", "b=c"),),
+    )
+
+
+def test_settings_that_make_no_sense_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--durability", "host"]) == 2
+    assert "log-dir" in capsys.readouterr().err
+    assert cli.main(["serve", "--spares", "-1"]) == 2
+
+
+def test_missing_extra_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from outlast.cli import extras
+
+    monkeypatch.setattr(extras, "_present", lambda name: name != "uvicorn")
+    assert cli.main(["serve"]) == 3
+    assert "missing: uvicorn. Run: pip install 'outlast[serve]'" in capsys.readouterr().err
