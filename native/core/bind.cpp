@@ -52,6 +52,7 @@ nb::dict describe(const Scan& s) {
     d["torn"] = s.torn;
     d["manifest_differs"] = s.manifest_differs;
     d["manifest"] = bytes_of(s.manifest.data(), 32);
+    d["manifest_text"] = bytes_of(s.manifest_text.data(), s.manifest_text.size());
     return d;
 }
 
@@ -165,12 +166,12 @@ NB_MODULE(_native, m) {
     }, "control"_a, "directory"_a, "max_segments"_a, "writable"_a, "durable"_a, "manifest"_a.none());
 
     nb::class_<LogWriter>(m, "LogWriter")
-        .def("__init__", [](LogWriter* self, OpenLog& log, uint64_t writer_epoch, nb::bytes manifest, bool cold, bool durable) {
+        .def("__init__", [](LogWriter* self, OpenLog& log, uint64_t writer_epoch, nb::bytes manifest, nb::bytes text, bool cold, bool durable) {
             if (manifest.size() != 32) throw std::invalid_argument("a manifest digest has 32 bytes");
             if (!log.store) throw std::invalid_argument("this log already has its writer");
-            new (self) LogWriter(std::move(log.store), log.control, writer_epoch, reinterpret_cast<const uint8_t*>(manifest.c_str()), log.scan, cold,
-                                 durable);
-        }, "log"_a, "writer_epoch"_a, "manifest"_a, "cold"_a, "durable"_a)
+            new (self) LogWriter(std::move(log.store), log.control, writer_epoch, reinterpret_cast<const uint8_t*>(manifest.c_str()),
+                                 std::string(text.c_str(), text.size()), log.scan, cold, durable);
+        }, "log"_a, "writer_epoch"_a, "manifest"_a, "text"_a, "cold"_a, "durable"_a)
         .def("begin", &LogWriter::begin, "bytes"_a, "records"_a)
         .def("append", [](LogWriter& w, uint16_t type, uint32_t region, uint32_t generation, uint64_t key, uint32_t offset, uint32_t count, nb::bytes data) {
             w.append({type, region, generation, key, offset, count}, data.c_str(), static_cast<uint32_t>(data.size()));

@@ -43,7 +43,7 @@ bool valid_superblock(const ol_superblock& s, const uint8_t* uuid, uint64_t byte
 
 constexpr const char* point_names[] = {"begin",         "begin.written", "append.payload", "append.header",  "commit",
                                        "commit.payload", "commit.header", "segment.end",   "segment.create", "release",
-                                       "open.cut"};
+                                       "open.cut",       "recover.scanned", "recover.applied"};
 std::atomic<int> armed_point{-1};
 std::atomic<uint32_t> armed_countdown{0};
 
@@ -298,6 +298,8 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
         }
         if (first) {
             std::memcpy(out.manifest.data(), s.manifest, 32);
+            if (s.manifest_bytes <= OL_SUPERBLOCK_BYTES - OL_MANIFEST_OFFSET)
+                out.manifest_text.assign(reinterpret_cast<const char*>(base) + OL_MANIFEST_OFFSET, s.manifest_bytes);
             if (manifest != nullptr && std::memcmp(manifest, s.manifest, 32) != 0) {
                 out.manifest_differs = true;
                 stop(number, 0, "the manifest differs: the log belongs to another model, layout or build");
@@ -414,8 +416,9 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
 // ---- writing ---------------------------------------------------------------------------------------------------
 
 LogWriter::LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* control, uint64_t writer_epoch, const uint8_t manifest[32],
-                     const Scan& scan, bool cold, bool durable)
-    : store_(std::move(store)), control_(control), writer_epoch_(writer_epoch), durable_(durable) {
+                     const std::string& text, const Scan& scan, bool cold, bool durable)
+    : store_(std::move(store)), control_(control), writer_epoch_(writer_epoch), manifest_text_(text), durable_(durable) {
+    if (text.size() > OL_SUPERBLOCK_BYTES - OL_MANIFEST_OFFSET) fail(LogError::Kind::refused, "the manifest's text is too long");
     std::memcpy(manifest_.data(), manifest, 32);
     check_fence();
     if (!cold && writer_epoch < scan.max_writer_epoch)
@@ -485,8 +488,10 @@ void LogWriter::open_segment() {
     s.writer_epoch = writer_epoch_;
     s.epoch = epoch_;
     s.sequence = sequence_;
+    s.manifest_bytes = static_cast<uint32_t>(manifest_text_.size());
     std::memcpy(s.manifest, manifest_.data(), 32);
     s.header_crc = struct_crc(s);
+    std::memcpy(base + OL_MANIFEST_OFFSET, manifest_text_.data(), manifest_text_.size());
     std::memset(base + OL_SUPERBLOCK_BYTES, 0, sizeof(ol_record));
     std::atomic_thread_fence(std::memory_order_release);
     std::memcpy(base, &s, sizeof s);

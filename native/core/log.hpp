@@ -60,6 +60,7 @@ struct Scan {
     bool torn = false;     // an epoch was begun and not committed
     bool manifest_differs = false;
     std::array<uint8_t, 32> manifest{};
+    std::string manifest_text;  // of the first segment; not yet compared with its digest
 };
 
 // manifest = nullptr: any.  Reads only what lies inside the segments; every length is checked first.
@@ -69,8 +70,9 @@ class LogWriter {
   public:
     // Becomes the writer `writer_epoch`: cuts what `scan` did not accept, then appends behind it.
     // With `cold` everything is released first.  Throws LogError(fenced) if the control page names another writer.
+    // `text` is what `manifest` is the digest of, at most OL_SUPERBLOCK_BYTES - OL_MANIFEST_OFFSET bytes.
     LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* control, uint64_t writer_epoch, const uint8_t manifest[32],
-              const Scan& scan, bool cold, bool durable);
+              const std::string& text, const Scan& scan, bool cold, bool durable);
 
     struct Fields {
         uint16_t type = OL_DATA;
@@ -118,6 +120,7 @@ class LogWriter {
     ol_log_control* control_;
     const uint64_t writer_epoch_;
     std::array<uint8_t, 32> manifest_{};
+    const std::string manifest_text_;
     const bool durable_;
     std::map<uint64_t, uint8_t*> segments_;
     uint64_t segment_ = 0;

@@ -23,6 +23,7 @@ extern "C" {
 #define OL_LOG_VERSION 1u
 #define OL_CONTROL_BYTES 4096u
 #define OL_SUPERBLOCK_BYTES 4096u
+#define OL_MANIFEST_OFFSET 128u     /* in the segment; text up to the end of the superblock */
 #define OL_RECORD_ALIGN 64u
 #define OL_RECORD_MAGIC 0x4c52434fu /* "OCRL" */
 #define OL_CONTROL_MAGIC "OLCTRL1"  /* with its NUL, 8 bytes */
@@ -60,8 +61,8 @@ typedef struct ol_superblock {
     uint64_t writer_epoch;  /* of the writer that opened the segment */
     uint64_t epoch;         /* first epoch in the segment */
     uint32_t sequence;      /* sequence of its first record */
-    uint32_t reserved;
-    uint8_t manifest[32];   /* digest of the manifest */
+    uint32_t manifest_bytes;/* length of the manifest's text, which stands at OL_MANIFEST_OFFSET */
+    uint8_t manifest[32];   /* SHA-256 of that text */
 } ol_superblock;
 
 typedef struct ol_record {

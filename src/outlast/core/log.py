@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hashlib
+import json
 import os
 import struct
 import uuid
@@ -49,7 +51,7 @@ class Record(NamedTuple):
     generation: int
     key: int
     offset: int
-    count: int
+    tokens: int  #: `count` of the header; a tuple has a method of that name
     length: int  #: payload bytes
     address: int
     segment: int
@@ -60,6 +62,19 @@ class Record(NamedTuple):
     def payload(self) -> bytes:
         """A copy of the payload."""
         return ctypes.string_at(self.address, self.length)
+
+
+class Manifest:
+    """What makes logged state usable: model and weights, dtype, layout, block size, kernels, tokenizer.
+
+    State written under one manifest is never read under another.
+    """
+
+    def __init__(self, **fields: str | int) -> None:
+        """`fields`: whatever must be equal for the bytes to mean the same."""
+        self.fields = fields
+        self.text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        self.digest = hashlib.sha256(self.text).digest()
 
 
 class LogOwner:
@@ -74,7 +89,7 @@ class LogOwner:
 
     @classmethod
     def in_memory(cls, capacity: int, *, segment_bytes: int = DEFAULT_SEGMENT_BYTES) -> LogOwner:
-        """A log in an anonymous memfd: it survives every process but the last that holds it. Pages are taken as used."""
+        """A log in an anonymous memfd: it lives as long as any process holds it. Pages are taken as they are used."""
         segments = _segments_in(capacity, segment_bytes)
         memory = Memory.anonymous(CONTROL_BYTES + segments * segment_bytes, name="outlast-log")
         _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0)
@@ -110,7 +125,7 @@ class LogOwner:
             scratch.unlink(missing_ok=True)
             with Memory.create(scratch, CONTROL_BYTES) as fresh:
                 _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0)
-            os.rename(scratch, path)
+            scratch.rename(path)
             control = Memory.open(path)
         try:
             fcntl.flock(control.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,16 +203,17 @@ class Log:
         self.report: dict[str, Any] = opened.describe()
 
     @classmethod
-    def open(cls, spec: Mapping[str, Any], manifest: bytes | None) -> Log:
+    def open(cls, spec: Mapping[str, Any], manifest: Manifest | None) -> Log:
         """Scan the log that an owner described. With `manifest`, one written under another manifest is not read."""
         control = Memory.from_fd(os.dup(int(spec["fd"])), name="log control page")
+        digest = None if manifest is None else manifest.digest
         try:
             _read_control(control.buffer, control.name)
             if spec["kind"] == "memory":
-                opened = _native.open_arena(control.address, control.size, manifest)
+                opened = _native.open_arena(control.address, control.size, digest)
             else:
                 opened = _native.open_files(
-                    control.address, spec["path"], spec["max_segments"], True, bool(spec["durable"]), manifest
+                    control.address, spec["path"], spec["max_segments"], True, bool(spec["durable"]), digest
                 )
         except BaseException:
             control.close()
@@ -211,19 +227,35 @@ class Log:
     @property
     def empty(self) -> bool:
         """No epoch was committed."""
-        return self.report["epochs"] == 0
+        return int(self.report["epochs"]) == 0
 
-    def start(self, writer_epoch: int, manifest: bytes, *, cold: bool = False) -> LogWriter:
+    def differs(self, manifest: Manifest) -> str:
+        """Why this log can not be continued under `manifest`: the first field that differs; "" if it can."""
+        if not self.report["manifest_differs"]:
+            return ""
+        text = self.report["manifest_text"]
+        if hashlib.sha256(text).digest() != self.report["manifest"]:
+            return "the manifest in the log is damaged"
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return "the manifest in the log can not be read"
+        for name, value in manifest.fields.items():
+            if found.get(name) != value:
+                return f"manifest field {name} is {found.get(name)!r} in the log and {value!r} here"
+        return "the manifest in the log has other fields"
+
+    def start(self, writer_epoch: int, manifest: Manifest, *, cold: bool = False) -> LogWriter:
         """Become the writer `writer_epoch`, cutting a torn tail first. `cold`: release all that is there.
 
         Raises `Fenced` if the owner has named another writer meanwhile.
         """
-        writer = _native.LogWriter(self._opened, writer_epoch, manifest, cold, self._durable)
+        writer = _native.LogWriter(self._opened, writer_epoch, manifest.digest, manifest.text, cold, self._durable)
         return LogWriter(writer, self)
 
 
 class LogWriter:
-    """Appends epochs. Bound to one process, used by one thread at a time; `native` is shared with executor operators."""
+    """Appends epochs. For one process and one thread at a time; `native` is shared with executor operators."""
 
     def __init__(self, native: _native.LogWriter, log: Log) -> None:
         """Use `Log.start`."""
@@ -307,6 +339,7 @@ def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
     opened = _native.open_files(ctypes.addressof(control), str(folder), 1 << 30, False, False, None)
     report: dict[str, Any] = opened.describe()
     report["manifest"] = report["manifest"].hex()
+    report["manifest_text"] = report["manifest_text"].decode(errors="replace")
     report["log"] = identity.hex()
     report["owner_writer_epoch"] = writer
     report["segment_bytes"] = segment_bytes

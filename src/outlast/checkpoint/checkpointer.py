@@ -1,0 +1,280 @@
+"""Epochs: what changed in registered regions, appended and committed as one.
+
+`Checkpointer` serves any owner of regions. `StepCheckpointer` serves an engine whose step is a plan of executor tasks:
+its delta handlers and the commit are the last tasks of that plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from outlast.checkpoint.geometry import KVGeometry
+from outlast.checkpoint.handlers import KVHandlers
+from outlast.checkpoint.regions import Region
+from outlast.core import _native
+from outlast.core.errors import Refused
+from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, LogWriter
+from outlast.executor import Executor, Operator
+
+KV_REGION = 1
+REQUEST_REGION = 2
+
+Row = tuple[int, int, int, int, int, int, bytes]  #: type, region, generation, key, offset, count, payload
+
+
+class Checkpointer:
+    """Regions of one owner in one log. Not thread-safe; call it while nobody writes to the regions."""
+
+    def __init__(self, executor: Executor, log: LogWriter, regions: Sequence[Region]) -> None:
+        numbers = [region.number for region in regions]
+        if len(set(numbers)) != len(numbers):
+            raise Refused("two regions share a number", why=str(numbers))
+        self._executor = executor
+        self._log = log
+        self._regions = list(regions)
+
+    def checkpoint(self, rows: Sequence[Row] = ()) -> int:
+        """Commit what changed since the last epoch, and `rows`; returns the epoch.
+
+        On an error nothing of it counts and the changes will be found again.
+        """
+        native = self._log.native
+        bytes_needed = sum(len(row[6]) for row in rows)
+        records = len(rows)
+        for region in self._regions:
+            size, number = region.collect()
+            bytes_needed += size
+            records += number
+        try:
+            native.begin(bytes_needed, records)
+            for row in rows:
+                native.append(*row)
+            for region in self._regions:
+                region.stage(self._log, self._executor)
+            native.commit()
+        except BaseException:
+            native.abort()
+            for region in self._regions:
+                region.aborted()
+            raise
+        for region in self._regions:
+            region.committed()
+        return native.committed_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Everything of one live request, for moving it out of an old segment."""
+
+    generation: int
+    payload: bytes  #: of its REQUEST record
+    emissions: Sequence[bytes]  #: `ol_emission` of each generated token
+    computed: int  #: positions whose rows are in the pool
+    table: int  #: address of its block table
+
+
+@dataclass(slots=True)
+class _Extent:
+    """What one segment holds of one request."""
+
+    opened: bool = False
+    rows: tuple[int, int] = (0, 0)
+    emissions: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogOperators:
+    """The log as operators of an executor; installed once."""
+
+    seal: Operator
+    finish: Operator
+
+    @classmethod
+    def install(cls, executor: Executor) -> LogOperators:
+        """Register them."""
+        shipped = _native.log_operators()
+        return cls(*(executor.register(name, shipped[name]) for name in ("log_seal", "log_finish")))
+
+
+class StepCheckpointer:
+    """Joins an engine's step with its epoch, and keeps the log bounded. One thread."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        log: LogWriter,
+        handlers: KVHandlers,
+        operators: LogOperators,
+        pool: int,
+        image: Callable[[int], Image | None],
+    ) -> None:
+        """`pool`: address of the KV pool. `image(key)`: state of a live request, None once it is dead."""
+        self._executor = executor
+        self.log = log
+        self._handlers = handlers
+        self._operators = operators
+        self._pool = pool
+        self._image = image
+        self._plan = _native.StepPlan(
+            log.native, KV_REGION, REQUEST_REGION, pool, handlers.geometry.numbers(), handlers.delta.index,
+            handlers.digest.index, operators.seal.index, operators.finish.index,
+        )  # fmt: skip
+        self._queued: list[Row] = []
+        self._extents: dict[int, dict[int, _Extent]] = {}
+        self.rewritten_bytes = 0  #: moved out of old segments so far
+
+    def open_request(self, key: int, generation: int, payload: bytes) -> None:
+        """Record a request's prompt and parameters with the next epoch."""
+        self._queued.append((REQUEST, REQUEST_REGION, generation, key, 0, 0, payload))
+
+    def queue(self, kind: int, generation: int, key: int, offset: int, payload: bytes) -> None:
+        """Record a further piece of request state with the next epoch."""
+        self._queued.append((kind, REQUEST_REGION, generation, key, offset, 1, payload))
+
+    def drop(self, key: int, generation: int) -> None:
+        """Record with the next epoch that a request's state is dead."""
+        self._queued = [row for row in self._queued if row[3] != key]
+        self._queued.append((DROP, REQUEST_REGION, generation, key, 0, 0, b""))
+
+    def run(
+        self,
+        tasks: int,
+        count: int,
+        writes: int,
+        writes_count: int,
+        spans: Sequence[tuple[int, int, int, int]],
+        *,
+        timeout: float,
+    ) -> None:
+        """Run a step's plan and commit what it wrote; returns when the epoch counts.
+
+        `writes`: address of `ol_step_write[]`; `spans`: the same for bookkeeping, as (key, first, count, index of the
+        token it may emit or -1). On an error the epoch is taken back and the error is raised.
+        """  # fmt: skip
+        native = self.log.native
+        self._make_room()
+        size, records = self._plan.need(writes, writes_count)
+        native.begin(size + sum(len(row[6]) for row in self._queued), records + len(self._queued))
+        try:
+            for row in self._queued:
+                native.append(*row)
+            address, total = self._plan.build(tasks, count, writes, writes_count)
+            self._executor.run(address, total, timeout=timeout)
+        except BaseException:
+            native.abort()
+            raise
+        segment = self._extents.setdefault(native.segment, {})
+        self._note_queued(segment)
+        for key, first, number, emitted in spans:
+            extent = segment.get(key)
+            if extent is None:
+                extent = segment[key] = _Extent()
+            if number:
+                extent.rows = _join(extent.rows, first, first + number)
+            if emitted >= 0:
+                extent.emissions = _join(extent.emissions, emitted, emitted + 1)
+
+    def flush(self) -> None:
+        """Commit queued records without a step."""
+        if self._queued:
+            self._make_room()
+            self.log.write(self._queued)
+            self._note_queued(self._extents.setdefault(self.log.native.segment, {}))
+
+    def note_recovered(
+        self, segment: int, key: int, opened: bool, rows: tuple[int, int], emissions: tuple[int, int]
+    ) -> None:
+        """Tell what an existing segment holds of a request that was restored."""
+        extent = self._extents.setdefault(segment, {}).setdefault(key, _Extent())
+        extent.opened |= opened
+        if rows[1] > rows[0]:
+            extent.rows = _join(extent.rows, *rows)
+        if emissions[1] > emissions[0]:
+            extent.emissions = _join(extent.emissions, *emissions)
+
+    def rebase(self, keys: Iterable[int]) -> None:
+        """Write everything of `keys` into this log: it is new and holds nothing of them yet."""
+        native = self.log.native
+        for key in keys:
+            image = self._image(key)
+            if image is not None:
+                whole = _Extent(True, (0, image.computed), (0, len(image.emissions)))
+                self._rewrite(key, image, whole)
+                self._extents.setdefault(native.segment, {})[key] = whole
+
+    def _note_queued(self, segment: dict[int, _Extent]) -> None:
+        for row in self._queued:
+            extent = segment.setdefault(row[3], _Extent())
+            if row[0] == REQUEST:
+                extent.opened = True
+            elif row[0] == EMISSION:
+                extent.emissions = _join(extent.emissions, row[4], row[4] + 1)
+        self._queued = []
+
+    def _make_room(self) -> None:
+        """Empty the oldest segments until two can still be created: one to go on in, one to empty the next into."""
+        native = self.log.native
+        start = native.segment
+        while native.places_left < 2 and native.oldest_segment < native.segment:
+            oldest = native.oldest_segment
+            if oldest > start:
+                raise Refused("the log is full of live state", why="emptying old segments frees nothing",
+                              do="Raise the log's capacity.")  # fmt: skip
+            for key, extent in self._extents.pop(oldest, {}).items():
+                image = self._image(key)
+                if image is not None:
+                    self._rewrite(key, image, extent)
+            native.release_before(oldest + 1)
+
+    def _rewrite(self, key: int, image: Image, extent: _Extent) -> None:
+        """Append again what an old segment holds of a request, from the live state."""
+        geometry = self._handlers.geometry
+        native = self.log.native
+        limit = max(1, (native.segment_bytes // 4) // geometry.token_bytes)
+        rows: list[Row] = []
+        if extent.opened:
+            rows.append((REQUEST, REQUEST_REGION, image.generation, key, 0, 0, image.payload))
+        for index in range(extent.emissions[0], min(extent.emissions[1], len(image.emissions))):
+            rows.append((EMISSION, REQUEST_REGION, image.generation, key, index, 1, image.emissions[index]))
+        if rows:
+            self.log.write(rows)
+            self.rewritten_bytes += sum(len(row[6]) for row in rows)
+        first, end = extent.rows[0], min(extent.rows[1], image.computed)
+        for at in range(first, end, limit):
+            self._rewrite_rows(geometry, key, image, at, min(limit, end - at))
+        segment = self._extents.setdefault(native.segment, {}).setdefault(key, _Extent())
+        segment.opened |= extent.opened
+        if end > first:
+            segment.rows = _join(segment.rows, first, end)
+        if extent.emissions[1] > extent.emissions[0]:
+            segment.emissions = _join(segment.emissions, *extent.emissions)
+
+    def _rewrite_rows(self, geometry: KVGeometry, key: int, image: Image, first: int, count: int) -> None:
+        native = self.log.native
+        full = range(first // geometry.block_tokens, (first + count) // geometry.block_tokens)
+        native.begin(count * geometry.token_bytes + 32 * len(full), 1 + len(full))
+        try:
+            self._stage(KV_ROWS, self._handlers.delta, key, image, first, first, count, count * geometry.token_bytes)
+            for block in full:
+                tokens = geometry.block_tokens
+                self._stage(KV_SEAL, self._handlers.digest, key, image, block, block * tokens, tokens, 32)
+            native.commit()
+        except BaseException:
+            native.abort()
+            raise
+        self.rewritten_bytes += count * geometry.token_bytes
+
+    def _stage(self, kind: int, operator: Operator, key: int, image: Image, offset: int, first: int, count: int,
+               length: int) -> None:  # fmt: skip
+        native = self.log.native
+        staged, handle = native.reserve(kind, KV_REGION, image.generation, key, offset, count, length)
+        args = ctypes.create_string_buffer(self._handlers.geometry.args(self._pool, image.table, staged, first, count))
+        self._executor.wait(self._executor.submit(operator, ctypes.addressof(args)), timeout=60.0)
+        native.seal(handle)
+
+
+def _join(span: tuple[int, int], first: int, end: int) -> tuple[int, int]:
+    """The smallest span over both; (0, 0) is empty."""
+    return (first, end) if span[0] == span[1] else (min(span[0], first), max(span[1], end))
