@@ -96,7 +96,6 @@ def fetch(name: str = "builtin", progress: Progress = lambda text: None) -> Path
     if model is None:
         raise UsageError(f"no model named {name!r}", do=f"Known names: {', '.join(MODELS)}.")
     if _whole(model):
-        progress(f"{model.title} is at {model.path}")
         return model.path
     folder = model.path.parent
     try:
