@@ -8,18 +8,11 @@ namespace {
 
 constexpr size_t page_bytes = 4096;
 
-#if defined(__x86_64__) && defined(__GNUC__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-void hash_into(const uint32_t* key, const void* page, ol_digest* out) {
-    ol_nh(key, page, page_bytes, out);
-}
-
 }  // namespace
 
 ol_digest hash_page(const uint32_t* key, const void* page) {
     ol_digest d;
-    hash_into(key, page, &d);
+    ol_nh(key, page, page_bytes, &d);
     return d;
 }
 
@@ -36,7 +29,7 @@ size_t PageHashes::scan(uint64_t from, size_t limit, uint8_t* out, std::vector<u
     for (; page < table_.size() && found.size() < limit; ++page) {
         std::memcpy(copy, base_ + page * page_bytes, page_bytes);
         ol_digest d;
-        hash_into(key_.data(), copy, &d);
+        ol_nh(key_.data(), copy, page_bytes, &d);
         if (known_[page] && d == table_[page]) continue;
         std::memcpy(out + found.size() * page_bytes, copy, page_bytes);
         table_[page] = d;

@@ -203,9 +203,12 @@ class Log:
         self.report: dict[str, Any] = opened.describe()
 
     @classmethod
-    def open(cls, spec: Mapping[str, Any], manifest: Manifest | None) -> Log:
-        """Scan the log that an owner described. With `manifest`, one written under another manifest is not read."""
-        control = Memory.from_fd(os.dup(int(spec["fd"])), name="log control page")
+    def open(cls, spec: Mapping[str, Any], manifest: Manifest | None, *, memory: Memory | None = None) -> Log:
+        """Scan the log that an owner described. With `manifest`, one written under another manifest is not read.
+
+        `memory`: the log's memory if the caller has mapped it already (`map_memory`); it must stay open.
+        """
+        control = memory or map_memory(spec)
         digest = None if manifest is None else manifest.digest
         try:
             _read_control(control.buffer, control.name)
@@ -216,7 +219,8 @@ class Log:
                     control.address, spec["path"], spec["max_segments"], True, bool(spec["durable"]), digest
                 )
         except BaseException:
-            control.close()
+            if memory is None:
+                control.close()
             raise
         return cls(opened, control, bool(spec.get("durable", False)))
 
@@ -298,6 +302,11 @@ class LogWriter:
             size += len(row[6]) + 128
         self.write(epoch)
         self.native.release_before(first or self.native.segment)
+
+
+def map_memory(spec: Mapping[str, Any]) -> Memory:
+    """Map what `spec` names: the whole log if it lives in memory, else its control page."""
+    return Memory.from_fd(os.dup(int(spec["fd"])), name="log")
 
 
 def _segments_in(capacity: int, segment_bytes: int) -> int:

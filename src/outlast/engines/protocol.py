@@ -81,10 +81,16 @@ class RecoveryReport:
 class Engine(Protocol):
     """A source of tokens whose state survives it.
 
-    Calls come from one thread, in any order after `recover`, which is called exactly once. Any exception means that
+    Calls come from one thread, `prepare` any number of times, then `recover` exactly once, then the others in any order. Any exception means that
     the whole process is lost: the supervisor fences it and a spare takes over. A fault of a single request is
     reported through `failures`, not raised.
     """
+
+    def prepare(self) -> None:
+        """Called about ten times a second while this process waits as a spare: get ready for a takeover.
+
+        At most a few milliseconds of work. Reads what the running engine shares, writes nothing of it.
+        """
 
     def recover(self, writer_epoch: int, journal: Sequence[JournalEntry], *, use_log: bool = True) -> RecoveryReport:
         """Become the owner of the log under `writer_epoch` and continue the journal's requests.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import mmap
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +22,14 @@ from outlast.checkpoint.recovery import LoggedRequest, Restorer, fold, note_all
 from outlast.core import _native as core
 from outlast.core.errors import CorruptState, DurabilityLost, Refused, UsageError
 from outlast.core.jit import JitCache
-from outlast.core.log import EMISSION, Log, LogWriter, Manifest
+from outlast.core.log import EMISSION, Log, LogWriter, Manifest, map_memory
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
 from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.sequences import BlockPool, Emitted, decode_request, encode_request
 from outlast.engines.native.sequences import Sequence as Seq
-from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport
+from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport, SamplingParams
 from outlast.executor import Executor
 
 _log = logging.getLogger(__name__)
@@ -40,6 +39,8 @@ BLOCK_TOKENS = 64
 #: through sooner; past 64 the gain is small.
 PREFILL_CHUNK = 64
 STEP_TIMEOUT = 300.0
+#: Pool memory that one `prepare` maps, about 2 ms of work; the log, mapped for reading, takes a quarter of the time.
+PREPARE_BYTES = 8 << 20
 _FIRST_NATIVE_FAULT = 100  #: fault points of the control page from here on are the log's kill points
 
 
@@ -105,8 +106,10 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
         memory = Memory.from_fd(int(options["weights_fd"]), name="weights")
     else:
         memory = Memory.anonymous(weights_bytes(path), name="outlast-weights")
+    pool = options.get("kv_fd")
     return NativeEngine(
         open_weights(memory, path),
+        pool=None if pool is None else Memory.from_fd(int(pool), name="kv pool"),
         log=options.get("log"),
         kv_tokens=int(options["kv_tokens"]),
         block_tokens=int(options.get("block_tokens", BLOCK_TOKENS)),
@@ -133,8 +136,14 @@ class NativeEngine:
         allow_degrade: bool = False,
         specialise: bool = True,
         control: Control | None = None,
+        pool: Memory | None = None,
     ) -> None:
-        """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step."""
+        """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step.
+
+        `pool`: pages for the KV pool that outlive this process. Their content is never read before it was written
+        again from the log; but touching new pages is what makes a restore slow, and these have been touched. It belongs
+        to the running engine: nothing is written before `recover`.
+        """
         if threads < 1 or prefill_chunk < 1:
             raise UsageError(f"{threads} threads, prefill chunks of {prefill_chunk}", why="both must be at least 1")
         self._weights = weights
@@ -144,20 +153,18 @@ class NativeEngine:
         self._allow_degrade = allow_degrade
         self._control = control
         self.geometry = pool_geometry(weights.config, kv_tokens, block_tokens)
-        # Private memory: it dies with the process. Large pages make the first touch of a restored context cheap.
-        self._pool_map = mmap.mmap(-1, self.geometry.pool_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            self._pool_map.madvise(mmap.MADV_HUGEPAGE)
-        self.pool = ctypes.addressof(ctypes.c_char.from_buffer(self._pool_map))
+        self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
+        self.pool = self._pool_memory.address_of(0, self.geometry.pool_bytes)
         self.executor = Executor(workers=threads - 1)
         if control is not None:
             self.executor.native.set_heartbeat(control.heartbeat_address)
         self.decoder = decoders.Decoder(
             weights, self.pool, decoders.kv_geometry(weights.config, block_tokens, self.geometry.blocks)
         )
-        self.decoder.bind(
-            {name: self.executor.register(name, address).index for name, address in decoders.operators().items()}
-        )
+        self._slots = {
+            name: self.executor.register(name, address).index for name, address in decoders.operators().items()
+        }
+        self.decoder.bind(self._slots)
         self.handlers = KVHandlers(self.executor, self.geometry)
         self._log_operators = LogOperators.install(self.executor)
         self.manifest = manifest_of(weights, self.geometry)
@@ -170,11 +177,22 @@ class NativeEngine:
         self.degraded = ""  #: why a lower durability than asked for is in use
         self.log_steps = True  #: switched by benchmarks, step by step
         self._steps = 0
+        self._pool_mapped = self._log_mapped = 0
+        self._log_memory = map_memory(log) if log is not None and log["kind"] == "memory" else None
         self._warm_up()
         if specialise:
             self.handlers.specialise_in_background(JitCache)
 
     # --- the Engine protocol
+
+    def prepare(self) -> None:
+        """See `Engine.prepare`: maps the pages of pool and log that the running engine has filled."""
+        if self._pool_mapped < self._pool_memory.size:
+            self._pool_mapped = self._pool_memory.map_present(self._pool_mapped, PREPARE_BYTES, write=True)
+        elif self._log_memory is not None and self._log_mapped < self._log_memory.size:
+            self._log_mapped = self._log_memory.map_present(self._log_mapped, 4 * PREPARE_BYTES, write=False)
+        else:  # once more from the start: by now there is more
+            self._pool_mapped = self._log_mapped = 0
 
     def recover(self, writer_epoch: int, journal: Sequence[JournalEntry], *, use_log: bool = True) -> RecoveryReport:
         """See `Engine.recover`."""
@@ -428,7 +446,7 @@ class NativeEngine:
             log = Log.open(fallback, self.manifest)
             if not log.empty:
                 return log, "an earlier engine could not write the log of the durability asked for"
-        return Log.open(spec, self.manifest), ""
+        return Log.open(spec, self.manifest, memory=self._log_memory), ""
 
     def _use_log(self, writer: LogWriter, degraded: str = "") -> None:
         self.degraded = degraded
@@ -515,17 +533,16 @@ class NativeEngine:
     # --- start and faults
 
     def _warm_up(self) -> None:
-        """Touch code and weights once, so that the first step after a takeover is like any other."""
-        blocks = self._blocks.take(2)
-        if blocks is None:
-            return
-        handle = self.decoder.add(1, 1, [0, 0], 2, 0, EngineRequest(1, (0, 0), 1).params)
-        self.decoder.set_table(handle, blocks)
-        plan = self.decoder.plan([decoders.Item(handle, 2)], self._parts)
-        self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
-        self.decoder.commit()
-        self.decoder.remove(handle)
-        self._blocks.give(blocks)
+        """Touch code and weights once, in a pool of its own, so that the first step after a takeover is like any other."""
+        native = decoders.kv_geometry(self._weights.config, self.geometry.block_tokens, 1)
+        with Memory.anonymous(native.block_bytes) as scratch:
+            decoder = decoders.Decoder(self._weights, scratch.address, native)
+            decoder.bind(self._slots)
+            handle = decoder.add(1, 1, [0, 0], 2, 0, SamplingParams())
+            decoder.set_table(handle, [0])
+            plan = decoder.plan([decoders.Item(handle, 2)], self._parts)
+            self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
+            decoder.commit()
 
     def _arm_fault(self) -> None:
         """Hand a fault that a test armed in the control page on to the log's kill points."""
