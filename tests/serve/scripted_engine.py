@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import struct
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -262,11 +263,16 @@ class ScriptedEngine:
 
 
 def create(options: dict[str, Any], *, control: ControlPage) -> ScriptedEngine:
-    """The factory. Options: step_ms, chunk, start_s (slow start), start_fails_while (a path that exists)."""
+    """The factory. Options: step_ms, chunk, start_s (slow start), start_fails_while (a path that exists),
+    helper_pid_file (the first engine starts a helper process and notes its pid)."""
     time.sleep(options.get("start_s", 0.0))
     gate = options.get("start_fails_while")
     if gate and Path(gate).exists():
         raise OutlastError("the scripted engine can not start", why="a test asked for it")
+    mark = options.get("helper_pid_file")
+    if mark and not Path(mark).exists():
+        helper = subprocess.Popen(["/bin/sleep", "1000"])
+        Path(mark).write_text(str(helper.pid))
     return ScriptedEngine(options, control)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -41,7 +42,8 @@ def children() -> set[int]:
     """Pids of this process's children, zombies included."""
     out: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        out.update(int(pid) for pid in (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            out.update(int(pid) for pid in (task / "children").read_text().split())
     return out
 
 

@@ -15,7 +15,7 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
 def test_what_is_shown_ends_before_the_first_stop_string_however_the_text_is_cut(
     parts: list[str], strings: list[str]
 ) -> None:
-    """The first is the one complete earliest; then, of those complete with the same piece, the one that begins first."""
+    """The first is the one complete earliest; of those complete with the same piece, the one that begins first."""
     matcher = StopStrings(strings)
     shown, seen = "", ""
     for part in parts:

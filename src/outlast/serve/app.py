@@ -55,6 +55,21 @@ class Gateway:
         self._idle = asyncio.Event()
         self._tokenizing = asyncio.Lock()  # one large prompt at a time: they may take long, and memory
 
+    @property
+    def open_answers(self) -> int:
+        """Answers that are being sent."""
+        return len(self._open)
+
+    def health(self) -> dict[str, Any]:
+        """The body of /health."""
+        settings = self.settings
+        return {
+            "status": "draining" if self.draining else self.supervisor.status,
+            "model": self.model.id,
+            "durability": {"asked": settings.durability, "allow_degrade": settings.allow_degrade},
+            **self.supervisor.snapshot(),
+        }
+
     async def job(self, kind: type[GenerationBody], body: bytes) -> Job:
         """Check and tokenize a body. Raises ApiError."""
         if self.draining:
@@ -248,13 +263,8 @@ def build_app(gateway: Gateway) -> Starlette:
         return JSONResponse(card)
 
     async def health(request: Request) -> Response:
-        supervisor = gateway.supervisor
-        able = supervisor.able and not gateway.draining
-        status = "draining" if gateway.draining else supervisor.status
-        settings = gateway.settings
-        durability = {"asked": settings.durability, "allow_degrade": settings.allow_degrade}
-        body = {"status": status, "model": model.id, "durability": durability, **supervisor.snapshot()}
-        return JSONResponse(body, status_code=200 if able else 503)
+        able = gateway.supervisor.able and not gateway.draining
+        return JSONResponse(gateway.health(), status_code=200 if able else 503)
 
     async def metrics(request: Request) -> Response:
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

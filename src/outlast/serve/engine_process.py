@@ -71,7 +71,7 @@ class EngineProcess:
         try:
             config = WorkerConfig(
                 factory=spec.factory,
-                options={**spec.options, "log": dict(log.spec()), "fds": dict(spec.fds)},
+                options={**spec.options, "log": dict(log.spec()) or None, "fds": dict(spec.fds)},
                 socket_fd=theirs.fileno(),
                 control_fd=self.control.fd,
                 parent=os.getpid(),

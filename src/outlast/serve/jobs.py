@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from dataclasses import dataclass
 
+from outlast.core.errors import UsageError
 from outlast.engines.protocol import EngineRequest, SamplingParams
 from outlast.serve.api import ChatBody, CompletionBody, GenerationBody
 from outlast.serve.errors import ApiError, invalid
@@ -64,7 +65,10 @@ def build_job(body: GenerationBody, model: ModelInfo, default_max_tokens: int) -
     asked = body.max_tokens
     if isinstance(body, ChatBody):
         field = "messages"
-        prompts = [tuple(tokenizer.encode_chat(_messages(body)))]
+        try:
+            prompts = [tuple(tokenizer.encode_chat(_messages(body)))]
+        except UsageError as error:  # the template has rules of its own, for example on the order of roles
+            raise invalid("messages", f"messages: {error}") from None
         asked = asked if asked is not None else body.max_completion_tokens
         logprobs, top = bool(body.logprobs), body.top_logprobs or 0
     else:

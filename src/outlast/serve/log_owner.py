@@ -21,7 +21,10 @@ class LogOwner(Protocol):
         """Descriptors that every worker inherits under the same numbers. The owner keeps them open until `close`."""
 
     def spec(self) -> Mapping[str, Any]:
-        """JSON-able description from which a worker opens the log; it names the descriptors by their numbers."""
+        """JSON-able description from which a worker opens the log; it names the descriptors by their numbers.
+
+        Empty: there is no log, and the worker is told `None`.
+        """
 
     def used(self) -> int:
         """Bytes of log in use now, for /metrics."""

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -202,7 +203,11 @@ class Server:
 
     def health(self) -> dict[str, Any]:
         """As /health."""
-        return self._call(lambda r: {"status": r.supervisor.status, **r.supervisor.snapshot()})  # type: ignore[no-any-return]
+        return cast(dict[str, Any], self._call(lambda r: r.gateway.health()))
+
+    def open_answers(self) -> int:
+        """Answers that are being sent."""
+        return cast(int, self._call(lambda r: r.gateway.open_answers))
 
     def engine_pids(self, role: str | None = None) -> list[int]:
         """Pids of the workers, the current one first; of one role ("active", "spare", ...) if given."""
@@ -213,12 +218,10 @@ class Server:
         """A mapping of a worker's control page, to inject faults in tests. The caller closes it."""
 
         def duplicate(r: Running) -> ControlPage:
-            import os
-
             worker = next(w for w in r.supervisor.workers() if w.pid == pid)
             return ControlPage.attach(os.dup(worker.control.fd))
 
-        return self._call(duplicate)  # type: ignore[no-any-return]
+        return cast(ControlPage, self._call(duplicate))
 
     def close(self) -> None:
         """Drain and end; returns when no worker is left. Idempotent."""

@@ -23,7 +23,7 @@ class Settings:
     durability: Durability = "process"  #: what must be dead before a committed token can be lost
     allow_degrade: bool = False  #: go on at the next lower durability when the chosen one fails (disk full)
     log_dir: str | None = None  #: folder of segment files; needed for durability "host"
-    log_capacity: int = 1 << 30  #: bytes of log memory; grows only as it is used
+    log_capacity: int = 0  #: bytes of log memory, taken as it is used; 0 = twice the KV pool and some
     checkpoint: bool = True  #: False: nothing is logged, a death costs a prefill (baseline of the benchmarks)
     recovery: Literal["log", "reprefill"] = "log"  #: "reprefill": ignore the log (baseline of the benchmarks)
 
@@ -47,12 +47,12 @@ class Settings:
     def __post_init__(self) -> None:
         positive = (
             "hang_timeout", "start_timeout", "recovery_timeout", "wait_timeout", "max_requests", "max_body",
-            "default_max_tokens", "keepalive", "send_timeout", "log_capacity",
+            "default_max_tokens", "keepalive", "send_timeout",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}", why="it must be greater than 0")
-        for name in ("spares", "threads", "kv_tokens", "drain", "max_waiting"):
+        for name in ("spares", "threads", "kv_tokens", "log_capacity", "drain", "max_waiting"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}", why="it must not be negative")
         if not 0 <= self.port <= 65535:
