@@ -207,12 +207,12 @@ NB_MODULE(_native, m) {
 
     m.def("matrix_bytes", [](uint32_t type, uint32_t rows, uint32_t columns) {
         return group_bytes(known_type(type), columns) * groups_of(rows);
-    }, nb::arg("type"), nb::arg("rows"), nb::arg("columns"));
-    m.def("repack", &repack_into, nb::arg("source"), nb::arg("source_offset"), nb::arg("type"), nb::arg("rows"),
+    }, nb::arg("kind"), nb::arg("rows"), nb::arg("columns"));
+    m.def("repack", &repack_into, nb::arg("source"), nb::arg("source_offset"), nb::arg("kind"), nb::arg("rows"),
           nb::arg("columns"), nb::arg("target"), nb::arg("target_offset"));
     m.def("publish_word", &publish_word, nb::arg("target"), nb::arg("offset"), nb::arg("value"));
     m.def("read_word", &read_word, nb::arg("source"), nb::arg("offset"));
-    m.def("read_row", &row_of, nb::arg("weights"), nb::arg("offset"), nb::arg("type"), nb::arg("rows"),
+    m.def("read_row", &row_of, nb::arg("weights"), nb::arg("offset"), nb::arg("kind"), nb::arg("rows"),
           nb::arg("columns"), nb::arg("row"));
     m.def("address", [](nb::handle buffer) { return reinterpret_cast<uint64_t>(View(buffer, false).data()); },
           nb::arg("buffer"));

@@ -1,21 +1,22 @@
 """The decoder: sequences, and each step of a batch as a plan of executor tasks.
 
-A step goes: `plan` → the tasks run (in the executor, or `Decoder.run` in a test) → `commit`, or `abandon` if they did not.
-The arithmetic and its guarantees are in native/engine (kernels.h, step.h); this layer types it and turns refusals of the
-extension into the package's errors.
+A step goes: `plan` → the tasks run (in the executor, or `Decoder.run` in a test) → `commit`, or `abandon` if they
+did not. The arithmetic and its guarantees are in native/engine (kernels.h, step.h); this layer types it and turns
+refusals of the extension into the package's errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outlast.core.errors import OperatorFailed, UsageError
 from outlast.engines.native import _native
 from outlast.engines.native.weights import ModelConfig, Weights
 from outlast.engines.protocol import SamplingParams
 
-Geometry = _native.KvGeometry
+Geometry: TypeAlias = _native.KvGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class Item:
 class StepPlan:
     """A planned step, in memory that the decoder owns until the next `plan`.
 
-    `address` points to `count` `ol_task`s. `after` in them is relative: the number (from 1) of the task of this plan up to
-    which all must be done, 0 = none; add the ticket before the first task to those that are not 0. `writes_address`
-    points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order; their states are filled by the
-    last task.
+    `address` points to `count` `ol_task`s. `after` in them is relative: the number (from 1) of the task of this plan
+    up to which all must be done, 0 = none; add the ticket before the first task to those that are not 0.
+    `writes_address` points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order; the last
+    level of tasks fills their states.
     """
 
     address: int

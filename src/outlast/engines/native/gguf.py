@@ -1,6 +1,6 @@
-"""The GGUF container: header, metadata and tensor table, read from a memory map (format versions 2 and 3, little endian).
+"""The GGUF container: header, metadata and tensor table, read from a memory map (versions 2 and 3, little endian).
 
-Nothing is copied or decoded before it is asked for: arrays of strings (a vocabulary has some 50,000) are only skipped over,
+Nothing is copied or decoded before it is asked for: arrays of strings (a vocabulary has some 50,000) are only skipped,
 which keeps opening a model in the range of milliseconds. Every length and offset comes from an untrusted file and is
 compared with fixed limits and with the file's size before it is used.
 """
@@ -27,9 +27,9 @@ BLOCK = 32  #: columns that share a scale in the quantized types
 #: name of each tensor type number, for error messages
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 #: type -> (columns of a block, bytes of a block)
 SUPPORTED_TYPES = {F32: (1, 4), Q4_1: (BLOCK, 20), Q8_0: (BLOCK, 34)}
@@ -38,8 +38,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
-    0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4), 6: ("f", 4), 7: ("?", 1), 10: ("Q", 8),
-    11: ("q", 8), 12: ("d", 8),
+    0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4), 6: ("f", 4), 7: ("?", 1),
+    10: ("Q", 8), 11: ("q", 8), 12: ("d", 8),
 }  # fmt: skip
 
 # Limits far above any real model, so that a hostile file costs bounded time and memory.
@@ -74,6 +74,7 @@ class Tensor:
 
     @property
     def type_name(self) -> str:
+        """The type's name in the GGUF documentation."""
         return TYPE_NAMES.get(self.type, f"type {self.type}")
 
     @property
@@ -107,7 +108,7 @@ class Gguf:
         self.metadata: dict[str, Scalar | Array] = {}
         self.tensors: dict[str, Tensor] = {}
         try:
-            with open(path, "rb") as file:
+            with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < 24:
                     raise self._damaged("it is shorter than a header")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -124,10 +125,13 @@ class Gguf:
     def __enter__(self) -> Gguf:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
+        """Unmap the file; views on `data` must be gone."""
         self.data.release()
         self._map.close()
 
@@ -138,7 +142,7 @@ class Gguf:
     # ---- metadata -----------------------------------------------------------------------------------------------
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The value of an integer key. Raises `ModelFileError` if it is missing (and has no default) or not an integer."""
+        """The value of an integer key. Raises `ModelFileError` if it is missing without a default, or no integer."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._missing(key, "an integer", value)
@@ -211,9 +215,9 @@ class Gguf:
             (dimensions,) = self._unpack("<I", position)
             if not 1 <= dimensions <= _MAX_DIMENSIONS:
                 raise self._damaged(f"tensor {name} has {dimensions} dimensions")
-            *shape, kind, offset = self._unpack(f"<{dimensions}QIQ", position + 4)
+            *extents, kind, offset = self._unpack(f"<{dimensions}QIQ", position + 4)
             position += 4 + 8 * dimensions + 12
-            entries.append((name, kind, tuple(shape), offset))
+            entries.append((name, kind, tuple(extents), offset))
         alignment = self.integer("general.alignment", 32)
         if not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment}")
@@ -260,8 +264,8 @@ class Gguf:
         return self._skip_strings(position, count)
 
     def _skip_strings(self, start: int, count: int) -> tuple[Array, int]:
-        # The one hot loop: bytes instead of the map and a bound method, and one bounds check per string at the end
-        # (a length that leads outside makes the next read fail, and no length can lead backwards).
+        # The one hot loop, so no bounds check of its own: a length that leads outside makes the next read fail, and no
+        # length leads backwards.
         length_at = struct.Struct("<Q").unpack_from
         data, position = self.data, start
         try:

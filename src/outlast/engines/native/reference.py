@@ -25,21 +25,21 @@ def dequantize(gguf: Gguf, name: str) -> npt.NDArray[np.float32]:
     raw = np.frombuffer(gguf.data[tensor.offset : tensor.offset + tensor.nbytes], np.uint8)
     shape = tensor.shape[::-1]
     if tensor.type == F32:
-        return raw.view("<f4").astype(np.float32).reshape(shape)
+        return np.asarray(raw.view("<f4").reshape(shape), np.float32)
     if tensor.type == Q8_0:
         blocks = raw.reshape(-1, 34)
         scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-        return (scale * blocks[:, 2:].view(np.int8).astype(np.float32)).reshape(shape)
+        return np.asarray((scale * blocks[:, 2:].view(np.int8)).reshape(shape), np.float32)
     blocks = raw.reshape(-1, 20)
     scale, least = blocks[:, :4].copy().view("<f2").astype(np.float32).T[..., None]
     nibbles = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1).astype(np.float32)
-    return (scale * nibbles + least).astype(np.float32).reshape(shape)
+    return np.asarray((scale * nibbles + least).reshape(shape), np.float32)
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis."""
     scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(epsilon))
-    return x * scale * weight.astype(x.dtype)
+    return np.asarray(x * scale * weight.astype(x.dtype))
 
 
 def rope(x: Array, positions: Array, base: float) -> Array:
@@ -54,7 +54,7 @@ def rope(x: Array, positions: Array, base: float) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array) -> Array:
-    """Causal attention of q [n, heads, d] over k, v [n, kv_heads, d]; query head h uses KV head h // (heads / kv_heads)."""
+    """Causal attention of q [n, heads, d] over k, v [n, kv_heads, d]; each KV head serves heads / kv_heads in a row."""
     n, heads, d = q.shape
     share = heads // k.shape[1]
     k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
@@ -62,12 +62,12 @@ def attention(q: Array, k: Array, v: Array) -> Array:
     scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights, v).reshape(n, heads * d)
+    return np.asarray(np.einsum("hqk,khd->qhd", weights, v).reshape(n, heads * d))
 
 
 def silu(x: Array) -> Array:
     """x / (1 + exp(-x))."""
-    return x / (1 + np.exp(-x))
+    return np.asarray(x / (1 + np.exp(-x)))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,11 @@ class ReferenceModel:
 
     def forward(self, tokens: list[int], dtype: type = np.float64) -> Forward:
         """Logits and KV rows of `tokens` from position 0."""
-        c, weight = self.config, lambda name: self.tensors[name].astype(dtype)
+        c = self.config
+
+        def weight(name: str) -> Array:
+            return self.tensors[name].astype(dtype)
+
         positions, n = np.arange(len(tokens)), len(tokens)
         x = weight("token_embd.weight")[tokens]
         keys, values = [], []

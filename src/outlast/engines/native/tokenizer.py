@@ -28,9 +28,10 @@ _MAX_CHAT = 4 << 20  #: characters of a rendered conversation
 #: names of control tokens that end an answer, beside the file's own end-of-sequence and end-of-turn ids
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
 
-# Words, numbers of up to three digits, punctuation, line ends and runs of blanks, as the Llama 3 family splits its text.
+# Words, numbers of up to three digits, punctuation, line ends, runs of blanks: how the Llama 3 family splits text.
 _LLAMA_BPE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -65,7 +66,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class StreamingDetokenizer:
-    """Turns the tokens of one sequence into text, piece by piece; concatenated it equals `Tokenizer.decode` of them all."""
+    """Turns the tokens of one sequence into text, piece by piece; joined they are `Tokenizer.decode` of them all."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -83,14 +84,14 @@ class StreamingDetokenizer:
 class Tokenizer:
     """A model's tokenizer and chat template. Safe to use from several threads.
 
-    Raises `UnsupportedModel`, by name, for a tokenizer model or a pre-tokenizer that is not known: a near miss would give
-    other tokens without any error.
+    Raises `UnsupportedModel`, by name, for a tokenizer model or a pre-tokenizer that is not known: a near miss would
+    give other tokens without any error.
     """
 
     def __init__(self, gguf: Gguf) -> None:
         model = gguf.text("tokenizer.ggml.model")
         if model != "gpt2":
-            raise UnsupportedModel(f"{gguf.path} has a tokenizer of model {model!r}", why="only byte-level BPE is known")
+            raise UnsupportedModel(f"{gguf.path} has a {model!r} tokenizer", why="only byte-level BPE (gpt2) is known")
         pre = gguf.text("tokenizer.ggml.pre", "gpt-2")
         if pre not in _PRE_TOKENIZERS:
             known = ", ".join(_PRE_TOKENIZERS)
