@@ -247,6 +247,9 @@ class ScriptedEngine:
                 self._failures.append((s.request.key, "the script says fault"))
                 self.cancel(s.request.key)
 
+    def prepare(self) -> None:
+        """Nothing to get ready."""
+
     def busy(self) -> bool:
         return bool(self._live)
 

@@ -96,7 +96,10 @@ class Worker:
             self._control.beat()
             busy = self._epoch > 0 and self._engine.busy()
             self._receive(0.0 if busy else IDLE_SECONDS)
-            if not self._running or not self._epoch:
+            if not self._running:
+                continue
+            if not self._epoch:
+                self._engine.prepare()
                 continue
             if self._engine.busy():
                 self._step()

@@ -110,7 +110,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
     return NativeEngine(
         open_weights(memory, path),
         pool=None if pool is None else Memory.from_fd(int(pool), name="kv pool"),
-        log=options.get("log"),
+        log=options.get("log") or None,
         kv_tokens=int(options["kv_tokens"]),
         block_tokens=int(options.get("block_tokens", BLOCK_TOKENS)),
         threads=int(options.get("threads") or 1),
