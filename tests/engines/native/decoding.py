@@ -95,6 +95,11 @@ class Rig:
                 sampled.append(result)
         return sampled
 
+    def release(self, handle: int) -> None:
+        self.decoder.remove(handle)
+        self._free += self.tables[handle]
+        self.tables[handle] = []
+
     def rows(self, handle: int) -> np.ndarray:
         """KV rows of the computed positions as bytes: [position][piece][row_bytes]."""
         g, n = self.geometry, self.decoder.computed(handle)

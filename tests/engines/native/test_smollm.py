@@ -1,0 +1,131 @@
+"""The built-in model against transformers on the same, dequantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoding import Rig
+
+from outlast.engines.native.decoder import Item
+from outlast.engines.native.gguf import Gguf
+from outlast.engines.native.reference import dequantize
+from outlast.engines.native.tokenizer import Tokenizer
+from outlast.engines.protocol import SamplingParams
+
+pytestmark = pytest.mark.model
+
+TOKENS = 50
+PROMPTS = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain how a bicycle stays upright.",
+    "List three uses of copper.",
+    "def fibonacci(n):",
+    "Translate 'good morning' into Spanish, French and German.",
+    "What is 17 times 23?",
+    "Tell me a joke about computers.",
+    "Why is the sky blue? Answer in one sentence.",
+    "Summarise the plot of Romeo and Juliet.",
+    "What does the command `git rebase` do?",
+    "Name a mammal that lays eggs.",
+    "How do I boil an egg?",
+    "Describe a sunset to someone who has never seen one.",
+    "SELECT name FROM users WHERE",
+    "Give me a recipe for pancakes with exact amounts.",
+    "Who wrote 'The Origin of Species', and when?",
+    "Compare TCP with UDP in a short table.",
+    "日本の首都はどこですか？",
+    "Continue the sequence: 1, 1, 2, 3, 5, 8,",
+]
+
+
+@pytest.fixture(scope="module")
+def rig(builtin_model: Path) -> Rig:
+    return Rig(builtin_model, blocks=128)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(builtin_model: Path) -> Tokenizer:
+    with Gguf(builtin_model) as gguf:
+        return Tokenizer(gguf)
+
+
+def _rotary_halves(matrix: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of interleaved pairs (GGUF) to first halves, then second halves (transformers)."""
+    rows, columns = matrix.shape
+    pairs = matrix.reshape(heads, rows // heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _transformers_model(rig: Rig) -> Any:
+    torch = pytest.importorskip("torch")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    c = rig.config
+    config = llama.LlamaConfig(
+        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.ffn, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, max_position_embeddings=c.context,
+        rms_norm_eps=c.epsilon, rope_theta=c.rope_base, tie_word_embeddings=True,
+    )  # fmt: skip
+    parts = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    state = {}
+    for name in rig.gguf.tensors:
+        values = dequantize(rig.gguf, name)
+        if name.startswith("blk."):
+            _, layer, part, _ = name.split(".")
+            if part in ("attn_q", "attn_k"):
+                values = _rotary_halves(values, c.heads if part == "attn_q" else c.kv_heads)
+            name = f"model.layers.{layer}.{parts[part]}.weight"
+        else:
+            name = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name]
+        state[name] = torch.from_numpy(np.array(values))
+    model = llama.LlamaForCausalLM(config)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.torch
+def test_twenty_prompts_match_transformers_token_for_token(rig: Rig, tokenizer: Tokenizer) -> None:
+    """Greedy tokens are transformers' argmax at every position, with logits within 1e-3; alternately raw and as a chat."""
+    torch = pytest.importorskip("torch")
+    model = _transformers_model(rig)
+    worst = 0.0
+    for i, text in enumerate(PROMPTS):
+        prompt = tokenizer.encode(text) if i % 2 else tokenizer.encode_chat([{"role": "user", "content": text}])
+        handle = rig.add(prompt, SamplingParams(temperature=0))
+        ours = []
+        for _ in range(TOKENS):
+            missing = rig.decoder.length(handle) - rig.decoder.computed(handle)
+            rig.step(Item(handle, missing))
+            ours.append(rig.logits()[0])
+        tokens = rig.decoder.tokens(handle)
+        with torch.inference_mode():
+            theirs = model(torch.tensor([tokens[:-1]])).logits[0, len(prompt) - 1 :].numpy()
+        assert list(theirs.argmax(-1)) == tokens[len(prompt) :], text
+        worst = max(worst, float(np.abs(theirs - np.stack(ours)).max()))
+        rig.release(handle)
+    print(f"largest difference of a logit: {worst:.2e}")
+    assert worst < 1e-3
+
+
+def test_text_splits_into_known_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("Hello world 1234") == [19556, 905, 216, 33, 34, 35, 36]
+    chat = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert chat[-10:] == [1, 4093, 198, 6004, 2, 198, 1, 520, 9531, 198]
+    assert tokenizer.stop_tokens == (0, 2)
+
+
+def test_it_answers(rig: Rig, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    handle = rig.add(prompt, SamplingParams(temperature=0))
+    rig.advance(handle, 8)
+    assert "Paris" in tokenizer.decode(rig.decoder.tokens(handle)[len(prompt) :])
+    rig.release(handle)
