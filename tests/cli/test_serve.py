@@ -9,6 +9,7 @@ import pytest
 
 from outlast import cli
 from outlast.cli import serve
+from outlast.core.paths import default_log_dir
 from outlast.serve.settings import Settings
 
 
@@ -46,9 +47,14 @@ def test_options_reach_the_settings_with_their_types() -> None:
 
 
 def test_settings_that_make_no_sense_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--durability", "host"]) == 2
-    assert "log-dir" in capsys.readouterr().err
     assert cli.main(["serve", "--spares", "-1"]) == 2
+    assert "spares" in capsys.readouterr().err
+
+
+def test_durable_log_goes_where_outlast_log_looks_for_it() -> None:
+    assert parse("--durability", "host").log_dir == str(default_log_dir())
+    assert parse("--durability", "host", "--log-dir", "mine").log_dir == "mine"
+    assert parse().log_dir is None
 
 
 def test_missing_extra_is_named_before_anything_starts(

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 from typing import Any
 
+from outlast.core.paths import default_log_dir
 from outlast.serve.settings import Settings
 
 #: setting -> (metavar or choices, help). Defaults and ranges stand in `Settings`.
@@ -20,8 +21,8 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "durability": (("process", "gpu", "host"), "what may be lost without losing a token: the engine process, the "
                    "GPU as well, or the whole host (log files are flushed)"),
     "allow_degrade": (None, "go on at the next lower durability when this one fails, for example on a full disk"),
-    "log_dir": ("DIR", "folder for log files; needed for durability host"),
-    "log_capacity": ("BYTES", "most log memory, taken as it is used"),
+    "log_dir": ("DIR", "folder for log files, used with durability host"),
+    "log_capacity": ("BYTES", "most log memory, taken as it is used; 0: by the KV pool"),
     "checkpoint": (None, "log every step (--no-checkpoint: an engine's death costs a prefill)"),
     "recovery": (("log", "reprefill"), "how a spare takes over; reprefill is the benchmarks' baseline"),
     "spares": ("N", "loaded engines that wait"),
@@ -47,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         if field.name not in _OPTIONS:
             continue
         shape, text = _OPTIONS[field.name]
-        shown = "none" if field.default is None else field.default
+        shown = default_log_dir() if field.name == "log_dir" else field.default
         keywords: dict[str, Any] = {"default": field.default, "help": f"{text} (default: {shown})"}
         if isinstance(field.default, bool):
             keywords["action"] = argparse.BooleanOptionalAction
@@ -71,6 +72,8 @@ def _pair(text: str) -> tuple[str, str]:
 def settings(arguments: argparse.Namespace) -> Settings:
     """What was asked for. Raises `UsageError` for a value out of range."""
     values = {name: getattr(arguments, name) for name in _OPTIONS if hasattr(arguments, name)}
+    if values["durability"] == "host" and values["log_dir"] is None:
+        values["log_dir"] = str(default_log_dir())
     return Settings(engine_options=tuple(arguments.engine_option), **values)
 
 
