@@ -109,14 +109,19 @@ class StepCheckpointer:
         operators: LogOperators,
         pool: int,
         image: Callable[[int], Image | None],
+        alive: Callable[[int], bool],
     ) -> None:
-        """`pool`: address of the KV pool. `image(key)`: state of a live request, None once it is dead."""
+        """`pool`: address of the KV pool. `image(key)`: state of a live request, None once it is dead; `alive(key)`:
+        whether it would be None.
+        """
         self._executor = executor
         self.log = log
         self._handlers = handlers
         self._operators = operators
         self._pool = pool
         self._image = image
+        self._alive = alive
+        self._trimmed_at = log.native.segment  #: segment in which the log was trimmed last
         self._plan = _native.StepPlan(
             log.native, KV_REGION, REQUEST_REGION, pool, handlers.geometry.numbers(), handlers.delta.index,
             handlers.digest.index, operators.seal.index, operators.finish.index,
@@ -214,19 +219,45 @@ class StepCheckpointer:
         self._queued = []
 
     def _make_room(self) -> None:
-        """Empty the oldest segments until two can still be created: one to go on in, one to empty the next into."""
+        """Keep the log short: whoever takes over reads all of it.
+
+        On every new segment, empty the oldest ones while more than half of the log is dead; and whenever space runs
+        out, until two segments can still be created (one to go on in, one to empty the next into).
+        """
         native = self.log.native
         start = native.segment
+        if start != self._trimmed_at:
+            self._trimmed_at = start
+            while native.segment - native.oldest_segment >= 2 and native.oldest_segment < start and self._mostly_dead():
+                self._empty_oldest()
         while native.places_left < 2 and native.oldest_segment < native.segment:
-            oldest = native.oldest_segment
-            if oldest > start:
-                raise Refused("the log is full of live state", why="emptying old segments frees nothing",
-                              do="Raise the log's capacity.")  # fmt: skip
-            for key, extent in self._extents.pop(oldest, {}).items():
-                image = self._image(key)
-                if image is not None:
-                    self._rewrite(key, image, extent)
-            native.release_before(oldest + 1)
+            if native.oldest_segment > start:
+                raise Refused(
+                    "the log is full of live state",
+                    why="emptying old segments frees nothing",
+                    do="Raise the log's capacity.",
+                )
+            self._empty_oldest()
+
+    def _mostly_dead(self) -> bool:
+        live = sum(
+            extent.rows[1] - extent.rows[0]
+            for extents in self._extents.values()
+            for key, extent in extents.items()
+            if self._alive(key)
+        )
+        native = self.log.native
+        whole = (native.segment - native.oldest_segment) * native.segment_bytes
+        return 2 * live * self._handlers.geometry.token_bytes < whole
+
+    def _empty_oldest(self) -> None:
+        """Move what lives in the oldest segment to the end of the log and release it."""
+        oldest = self.log.native.oldest_segment
+        for key, extent in self._extents.pop(oldest, {}).items():
+            image = self._image(key)
+            if image is not None:
+                self._rewrite(key, image, extent)
+        self.log.native.release_before(oldest + 1)
 
     def _rewrite(self, key: int, image: Image, extent: _Extent) -> None:
         """Append again what an old segment holds of a request, from the live state."""

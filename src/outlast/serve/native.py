@@ -29,8 +29,10 @@ _CONTEXTS = 4
 _MEMORY_SHARE = 8
 #: The log holds what the pool holds, superseded records until their segment is emptied, and room to empty it into.
 _LOG_PER_POOL = 2
-_LOG_SLACK = 256 << 20
+#: A segment holds so many tokens: a step of the largest batch fits, and little dead state is read at a takeover.
+_SEGMENT_TOKENS = 512
 _FLOAT_BYTES = 4
+_MIB = 1 << 20
 
 
 class NoLog:
@@ -71,7 +73,16 @@ def assemble(settings: Settings) -> Assembly:
     config = plan.config
     token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * _FLOAT_BYTES
     kv_tokens = settings.kv_tokens or _pool_tokens(config.context, token_bytes)
-    log = _log(settings, settings.log_capacity or _LOG_PER_POOL * kv_tokens * token_bytes + _LOG_SLACK)
+    segment = min(max(-(-_SEGMENT_TOKENS * token_bytes // _MIB) * _MIB, _MIB), 64 * _MIB)
+    capacity = settings.log_capacity or _LOG_PER_POOL * kv_tokens * token_bytes + 8 * segment
+    needed = kv_tokens * token_bytes * 5 // 4 + 4 * segment
+    if settings.checkpoint and capacity < needed:
+        raise UsageError(
+            f"a log of {capacity} bytes",
+            why=f"a KV pool of {kv_tokens} tokens needs {needed}: all of it may be live",
+            do="Give more --log-capacity or fewer --kv-tokens.",
+        )
+    log = _log(settings, capacity, segment)
     with contextlib.ExitStack() as undo:
         undo.callback(log.close)
         memory = Memory.anonymous(plan.size, name="outlast-weights")
@@ -110,15 +121,17 @@ def _pool_tokens(context: int, token_bytes: int) -> int:
     return max(context, min(_CONTEXTS * context, machine // _MEMORY_SHARE // token_bytes))
 
 
-def _log(settings: Settings, capacity: int) -> LogOwner:
+def _log(settings: Settings, capacity: int, segment: int) -> LogOwner:
     if not settings.checkpoint:
         return NoLog()
     if settings.log_dir is None:
-        return EpochLog.in_memory(capacity)
+        return EpochLog.in_memory(capacity, segment_bytes=segment)
     durable = settings.durability == "host"
-    fallback = EpochLog.in_memory(capacity) if durable and settings.allow_degrade else None
+    fallback = EpochLog.in_memory(capacity, segment_bytes=segment) if durable and settings.allow_degrade else None
     try:
-        return EpochLog.in_directory(settings.log_dir, capacity, durable=durable, fallback=fallback)
+        return EpochLog.in_directory(
+            settings.log_dir, capacity, segment_bytes=segment, durable=durable, fallback=fallback
+        )
     except BaseException:
         if fallback is not None:
             fallback.close()

@@ -451,7 +451,13 @@ class NativeEngine:
     def _use_log(self, writer: LogWriter, degraded: str = "") -> None:
         self.degraded = degraded
         self._checkpointer = StepCheckpointer(
-            self.executor, writer, self.handlers, self._log_operators, self.pool, self._image
+            self.executor,
+            writer,
+            self.handlers,
+            self._log_operators,
+            self.pool,
+            self._image,
+            self._sequences.__contains__,
         )
 
     def _image(self, key: int) -> Image | None:
