@@ -43,18 +43,18 @@ def test_a_disconnect_frees_the_work_within_a_step(start_server: StartServer, ph
     if phase == "decode":
         wait_for(lambda: gauge(server, "outlast_tokens_total") > 3, "tokens are made")
     connection.close()
-    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 1)
+    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 2)
     assert_all_freed(server)
-    assert gauge(server, "outlast_tokens_total") < 400
+    assert gauge(server, "outlast_tokens_total") < 500
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_disconnect_while_waiting_for_an_engine_is_seen(start_server: StartServer, streaming: bool) -> None:
-    server = start_server(wait=False, options={"start_s": 1.0})
+    server = start_server(wait=False, options={"start_s": 3.0})
     connection = begin(server, chat_body(stream=streaming))
     wait_for(lambda: server.health()["live"] == 1, "the request is accepted")
     connection.close()
-    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 0.8)
+    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 2)
     assert server.health()["status"] == "starting"
     wait_for(lambda: server.engine_pids("active"), "the engine is there")
     assert_all_freed(server)
@@ -62,17 +62,18 @@ def test_a_disconnect_while_waiting_for_an_engine_is_seen(start_server: StartSer
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_disconnect_during_recovery_frees_the_work_after_it(start_server: StartServer, streaming: bool) -> None:
-    server = start_server(recovery_timeout=1.0, options={"step_ms": 5})
+    server = start_server(recovery_timeout=3.0, options={"step_ms": 5})
     spare = wait_for(lambda: server.engine_pids("spare"), "a spare is ready")[0]
     page = server.control(spare)
-    page.arm(POINT_MID_RECOVER, FaultAction.HANG)  # recovery takes a second, then a third engine does it
+    page.arm(POINT_MID_RECOVER, FaultAction.HANG)  # recovery takes three seconds, then a third engine does it
     page.close()
     connection = begin(server, chat_body(max_tokens=500, stream=streaming))
     wait_for(lambda: gauge(server, "outlast_tokens_total") > 3, "tokens are made")
     os.kill(server.engine_pids("active")[0], signal.SIGKILL)
     wait_for(lambda: server.engine_pids("recovering"), "a takeover is under way")
     connection.close()
-    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 0.8)
+    wait_for(lambda: server.health()["live"] == 0, "the request is gone", 2)
+    assert server.health()["status"] == "recovering"
     wait_for(lambda: server.engine_pids("active"), "the takeover is done")
     assert_all_freed(server)
 

@@ -30,6 +30,11 @@ def spare_ready(server: Server) -> int:
     return int(wait_for(lambda: server.engine_pids("spare"), "a spare is ready")[0])
 
 
+def active(server: Server) -> int:
+    """Pid of the active engine, once there is one."""
+    return int(wait_for(lambda: server.engine_pids("active"), "an engine is active")[0])
+
+
 def arm(server: Server, pid: int, point: int, action: FaultAction = FaultAction.KILL, skip: int = 0) -> None:
     page = server.control(pid)
     page.arm(point, action, skip)
@@ -55,15 +60,11 @@ def assert_whole(seen: Seen, text: str) -> None:
 
 
 def test_a_killed_engine_changes_nothing_but_the_engine(start_server: StartServer) -> None:
-    server = start_server(options={"step_ms": 2})
-    body = chat_body(max_tokens=120)
+    server = start_server(spares=3, options={"step_ms": 5})
+    body = chat_body(max_tokens=160)
     text = whole_text(server, body)
-
-    def kill() -> None:
-        spare_ready(server)
-        kill_active(server)
-
-    seen = stream(server, body, at_tokens(10, 50, 90, do=kill))
+    wait_for(lambda: len(server.engine_pids("spare")) == 3, "three spares are ready")
+    seen = stream(server, body, at_tokens(10, 60, 110, do=lambda: kill_active(server)))
     assert_whole(seen, text)
     engines = [c["outlast"]["engine"] for c in seen.chunks if "outlast" in c]
     assert engines == sorted(engines)
@@ -123,7 +124,7 @@ def test_a_fault_anywhere_in_a_step_changes_nothing(start_server: StartServer, p
     body = chat_body("x" * 200, max_tokens=20)
     text = whole_text(server, body)
     spare_ready(server)
-    arm(server, server.engine_pids("active")[0], point, action, skip=2)
+    arm(server, active(server), point, action, skip=2)
     assert_whole(stream(server, body), text)
     assert server.health()["takeover_count"] == 1
     assert gauge(server, "outlast_contradictions_total") == 0
@@ -146,7 +147,7 @@ def test_an_exception_of_the_engine_is_named_and_survived(start_server: StartSer
     body = chat_body(max_tokens=20)
     text = whole_text(server, body)
     spare_ready(server)
-    arm(server, server.engine_pids("active")[0], POINT_STEP, FaultAction.RAISE, skip=5)
+    arm(server, active(server), POINT_STEP, FaultAction.RAISE, skip=5)
     assert_whole(stream(server, body), text)
     assert "fault point" in server.health()["takeovers"][0]["cause"]
 
@@ -229,9 +230,9 @@ def test_a_takeover_keeps_stop_strings_and_usage(start_server: StartServer) -> N
     """A death at each token of an answer whose stop string spans tokens."""
     server = start_server()
     expected = None
-    for at in range(1, 12):
+    for at in range(len("one ENEND")):
         spare_ready(server)
-        arm(server, server.engine_pids("active")[0], POINT_AFTER_COMMIT, skip=at)
+        arm(server, active(server), POINT_AFTER_COMMIT, skip=at)
         body = chat_body("<<say:one ENENDxx>>", stop=["END"], stream_options={"include_usage": True})
         seen = stream(server, body)
         assert seen.text == "one EN"
@@ -247,7 +248,7 @@ def test_a_death_between_the_last_token_and_its_report_loses_nothing(start_serve
     body = chat_body(max_tokens=5)
     text = whole_text(server, body)
     spare_ready(server)
-    arm(server, server.engine_pids("active")[0], POINT_REPORT, skip=5)  # one part of the prompt, then five tokens
+    arm(server, active(server), POINT_REPORT, skip=5)  # one part of the prompt, then five tokens
     assert_whole(stream(server, body), text)
     assert server.health()["takeover_count"] == 1
 
@@ -287,15 +288,15 @@ def test_a_contradicting_engine_is_never_believed(start_server: StartServer) -> 
 
 
 def test_the_openai_client_sees_no_error_through_three_kills(start_server: StartServer) -> None:
-    server = start_server(options={"step_ms": 2})
-    common = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90, "seed": 8}
+    server = start_server(spares=3, options={"step_ms": 5})
+    common = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 130, "seed": 8}
     client = client_of(server)
     text = client.chat.completions.create(**common).choices[0].message.content
+    wait_for(lambda: len(server.engine_pids("spare")) == 3, "three spares are ready")
     got = ""
     for chunk in client.chat.completions.create(**common, stream=True):
         got += chunk.choices[0].delta.content
-        if len(got) in (20, 45, 70):
-            spare_ready(server)
+        if len(got) in (20, 50, 80):
             kill_active(server)
     assert got == text
     assert chunk.choices[0].finish_reason == "length"

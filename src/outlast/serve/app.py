@@ -10,7 +10,7 @@ import secrets
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -30,6 +30,8 @@ log = logging.getLogger("outlast.serve")
 #: Bodies above this are tokenized in a thread: 64 kB take about 10 ms, which other streams would feel.
 _THREAD_BODY = 64 << 10
 _JSON = {"content-type": "application/json"}
+#: A body of the largest allowed size takes this long at 1 Mbit/s.
+_BODY_SECONDS = 32.0
 
 
 def _dump(value: Any) -> bytes:
@@ -116,10 +118,15 @@ async def _read_body(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        what = f"the body did not arrive within {_BODY_SECONDS:g} s"
+        raise ApiError(408, what, code="body_too_slow") from None
     return bytes(body)
 
 
@@ -246,6 +253,8 @@ def build_app(gateway: Gateway) -> Starlette:
             return Answer(gateway, gateway.open(job, prefix + secrets.token_hex(16)))
         except ApiError as error:
             return error_response(error)
+        except ClientDisconnect:  # in the middle of its body: nobody reads this
+            return Response(status_code=400)
 
     async def chat(request: Request) -> Response:
         return await generate(request, ChatBody, "chatcmpl-")

@@ -57,7 +57,7 @@ class EngineProcess:
         self.cause = ""  #: why it died, for people
         self.writer_epoch = 0
         self.started_at = time.monotonic()
-        self.changed_at = self.started_at  #: last change of role
+        self.changed_at = self.started_at  #: last change of role while alive
         self.stats: dict[str, float] = {}
         self._observer = observer
         self._loop = asyncio.get_running_loop()
@@ -85,6 +85,12 @@ class EngineProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # a group of its own to fence, and no Ctrl-C from the terminal
             )
+            try:
+                self._pidfd = os.pidfd_open(self._popen.pid)
+            except OSError:  # no descriptors left
+                self._popen.kill()
+                self._popen.wait()
+                raise
         except BaseException:
             ours.close()
             self.control.close()
@@ -92,7 +98,6 @@ class EngineProcess:
         finally:
             theirs.close()
         self.pid = self._popen.pid
-        self._pidfd = os.pidfd_open(self.pid)
         self._socket = ours
         ours.setblocking(False)
         self._loop.add_reader(self._pidfd, self._died)
@@ -192,7 +197,6 @@ class EngineProcess:
         self._loop.remove_writer(self._socket.fileno())
         self.died_as = self.role
         self.role = Role.DEAD
-        self.changed_at = time.monotonic()
         self._observer.on_death(self)
         self._socket.close()
         os.close(self._pidfd)

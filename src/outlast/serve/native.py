@@ -14,8 +14,8 @@ from outlast.core.errors import UsageError
 from outlast.core.log import LogOwner as EpochLog
 from outlast.core.memory import Memory
 from outlast.engines.native import models, weights
-from outlast.engines.native.engine import pool_geometry
 from outlast.engines.native.gguf import Gguf
+from outlast.engines.native.loading import pool_geometry
 from outlast.engines.native.tokenizer import Tokenizer
 from outlast.serve.assembly import Assembly
 from outlast.serve.log_owner import EngineSpec, LogOwner

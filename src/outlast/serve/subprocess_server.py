@@ -10,21 +10,27 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any, cast
 
 from outlast.core.errors import OutlastError
+from outlast.serve.control import ControlPage
 from outlast.serve.settings import Settings
 
 
 class SubprocessServer:
     """Start, ask, end. The process ends with the thread that made this object, at the latest."""
 
-    def __init__(self, settings: Settings, *, start_timeout: float = 120.0) -> None:
-        """Start and wait until the first engine is active. Raises OutlastError if it ends or takes too long."""
+    def __init__(self, settings: Settings, *, start_timeout: float = 120.0, stderr: int | None = None) -> None:
+        """Start and wait until the first engine is active. Raises OutlastError if it ends or takes too long.
+
+        `stderr`: descriptor that its messages go to; None = this process's standard error.
+        """
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "outlast.serve", settings.to_json(), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.pid = self._popen.pid
@@ -51,6 +57,13 @@ class SubprocessServer:
     def engine_pids(self, role: str | None = None) -> list[int]:
         """Pids of the workers, the current one first; of one role ("active", "spare", ...) if given."""
         return [engine["pid"] for engine in self.health()["engines"] if role in (None, engine["role"])]
+
+    def control(self, pid: int) -> ControlPage:
+        """A mapping of a worker's control page, to inject faults in tests. The caller closes it."""
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if str(link.readlink()).startswith("/memfd:outlast-control"):
+                return ControlPage.attach(os.open(link, os.O_RDWR))
+        raise OutlastError(f"process {pid} has no control page", why="it is no engine worker")
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send the server a signal."""

@@ -9,10 +9,10 @@ decisions overlap.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outlast.engines.protocol import Emission, EngineRequest
@@ -24,6 +24,9 @@ from outlast.serve.journal import STRIKES, Journal, Verdict
 from outlast.serve.log_owner import EngineSpec, LogOwner
 from outlast.serve.metrics import Metrics, resident_bytes
 from outlast.serve.settings import Settings
+from outlast.serve.takeover import Backoff, Takeover
+
+log = logging.getLogger("outlast.serve")
 
 TICK_SECONDS = 0.05
 #: A tick that comes later than this says something about the supervisor, not about the workers.
@@ -36,7 +39,8 @@ _DEATHS_BEFORE_RECOMPUTE = 3
 #: After this many, the journal is suspected, and its requests are ended.
 _DEATHS_BEFORE_GIVING_UP = 6
 _START_FAILURES_BEFORE_REFUSING = 3
-_BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: An engine that dies idle this soon after its takeover would die again: start the next ones ever later.
+_QUICK_DEATH_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 _TAKEOVERS_KEPT = 64
 
@@ -55,35 +59,6 @@ class Listener(Protocol):
 
     def resumed(self) -> None:
         """Another engine has taken over."""
-
-
-@dataclass(slots=True)
-class Takeover:
-    """One replacement of an engine, for /health and the benchmarks."""
-
-    at: float  #: seconds since 1970
-    cause: str
-    victim: int  #: pid
-    seen: float  #: monotonic seconds when the death was seen
-    successor: int = 0
-    milliseconds: dict[str, float] = field(default_factory=dict)
-    restored: int = 0
-    recomputed: int = 0
-    tokens_restored: int = 0
-    reason: str = ""
-    waiting: set[int] = field(default_factory=set)  #: keys that have had no token since
-
-    def mark(self, name: str) -> None:
-        """Note that `name` is reached now."""
-        self.milliseconds.setdefault(name, round((time.monotonic() - self.seen) * 1000, 3))
-
-    def public(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            "at": self.at, "cause": self.cause, "victim": self.victim, "successor": self.successor,
-            "milliseconds": self.milliseconds, "restored": self.restored, "recomputed": self.recomputed,
-            "tokens_restored": self.tokens_restored, "reason": self.reason,
-        }  # fmt: skip
 
 
 class Supervisor:
@@ -106,9 +81,10 @@ class Supervisor:
         self._ever_active = False
         self._stopping = False
         self._recovery_deaths = 0
-        self._start_failures = 0
+        self._takeover_count = 0
+        self._starts = Backoff()  #: of workers that never became ready
+        self._idle_deaths = Backoff()  #: of engines that died without a request to blame
         self._last_trouble = ""
-        self._spawn_after = 0.0
         self._hold_spare_until = 0.0
         self._last_tick = time.monotonic()
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -128,7 +104,10 @@ class Supervisor:
         for live in self.journal:
             self._end(live.request.key, errors.shutting_down())
         for worker in self._workers:
-            worker.send(wire.Stop())
+            if worker.role is Role.STARTING:
+                worker.kill("the server stops")  # it owns nothing, and would not read before it has loaded
+            else:
+                worker.send(wire.Stop())
         await self._wait_until_empty(_STOP_SECONDS)
         for worker in self._workers:
             worker.kill("it did not stop in time")
@@ -155,7 +134,7 @@ class Supervisor:
         if len(self.journal) >= settings.max_requests:
             raise errors.overloaded(f"{len(self.journal)} sequences are running or waiting, which is the limit")
         if self._current is None:
-            if self._start_failures >= _START_FAILURES_BEFORE_REFUSING:
+            if self._starts.failures >= _START_FAILURES_BEFORE_REFUSING:
                 raise errors.no_engine(f"the engine fails to start ({self._last_trouble})")
             if sum(not live.given for live in self.journal) >= settings.max_waiting:
                 raise errors.overloaded(f"{settings.max_waiting} sequences wait for an engine, which is the limit")
@@ -200,7 +179,7 @@ class Supervisor:
             case wire.Ready():
                 if worker.role is Role.STARTING:
                     worker.set_role(Role.SPARE)
-                    self._start_failures = 0
+                    self._starts.succeeded()
                     self._ensure()
             case wire.Active():
                 if worker is self._current and message.writer_epoch == worker.writer_epoch:
@@ -221,13 +200,11 @@ class Supervisor:
         worker.set_role(Role.ACTIVE)
         self._down_since = None
         self._ever_active = True
+        self._recovery_deaths = 0
         takeover = self._takeover
         if takeover is not None:
-            report = message.report
             takeover.mark("recovered")
-            takeover.milliseconds.update({f"engine_{name}": ms for name, ms in report.milliseconds.items()})
-            takeover.restored, takeover.recomputed = report.restored, report.recomputed
-            takeover.tokens_restored, takeover.reason = report.tokens_restored, report.reason
+            takeover.take(message.report)
         else:
             self._hold_spare_until = 0.0  # the first start: nobody waits for a token yet
         for listener in list(self._listeners.values()):
@@ -236,7 +213,7 @@ class Supervisor:
         self._ensure()
 
     def _tokens(self, worker: EngineProcess, message: wire.Tokens) -> None:
-        self._recovery_deaths = 0
+        self._idle_deaths.succeeded()
         for emission in message.emissions:
             match self.journal.deliver(emission):
                 case Verdict.NEW:
@@ -274,6 +251,11 @@ class Supervisor:
         if first is not None:
             takeover.mark("all_resumed")
             self._metrics.recovery.observe(first / 1000)
+        log.warning(
+            "pid %d took over from pid %d: %d requests restored, %d recomputed, ms %s%s",
+            takeover.successor, takeover.victim, takeover.restored, takeover.recomputed, takeover.milliseconds,
+            f" ({takeover.reason})" if takeover.reason else "",
+        )  # fmt: skip
         self._takeover = None
         self._hold_spare_until = 0.0
         self._ensure()
@@ -294,13 +276,9 @@ class Supervisor:
     def _idle_worker_died(self, worker: EngineProcess) -> None:
         self._last_trouble = worker.cause
         self._metrics.deaths.labels(worker.died_as.value).inc()
+        log.warning("a %s engine (pid %d) ended: %s", worker.died_as.value, worker.pid, worker.cause)
         if worker.died_as is Role.STARTING:
-            self._start_failures += 1
-        self._back_off()
-
-    def _back_off(self) -> None:
-        steps = len(_BACKOFF_SECONDS) - 1
-        self._spawn_after = time.monotonic() + _BACKOFF_SECONDS[min(self._start_failures, steps)]
+            self._starts.failed(time.monotonic())
 
     def _lost(self, worker: EngineProcess) -> None:
         """The engine that served is dead and reaped."""
@@ -311,12 +289,17 @@ class Supervisor:
         self._last_trouble = worker.cause
         if self._stopping:
             return
+        log.warning("the %s engine (pid %d) is gone: %s", worker.died_as.value, worker.pid, worker.cause)
         self._metrics.takeovers.inc()
+        self._takeover_count += 1
         self._takeover = Takeover(time.time(), worker.cause, worker.pid, now)
         self.takeovers.append(self._takeover)
         if worker.died_as is Role.RECOVERING:
             self._recovery_deaths += 1
-        for live in self.journal.strike(worker.control.suspects()):
+        suspects = worker.control.suspects()
+        if worker.died_as is Role.ACTIVE and not suspects and now - worker.changed_at < _QUICK_DEATH_SECONDS:
+            self._idle_deaths.failed(now)
+        for live in self.journal.strike(suspects):
             self._metrics.poisoned.inc()
             self._end(live.request.key, errors.killed_engine(STRIKES))
         if self._recovery_deaths >= _DEATHS_BEFORE_GIVING_UP:
@@ -339,7 +322,7 @@ class Supervisor:
         missing = 1 + self._settings.spares - len(self._workers)
         starting = any(w.role is Role.STARTING for w in self._workers)
         # One at a time: two that load side by side are both late. Nothing but the only engine may disturb a takeover.
-        if missing <= 0 or starting or now < self._spawn_after:
+        if missing <= 0 or starting or not (self._starts.over(now) and self._idle_deaths.over(now)):
             return
         if self._current is not None and (now < self._hold_spare_until or self._current.role is not Role.ACTIVE):
             return
@@ -351,8 +334,7 @@ class Supervisor:
             self._workers.append(EngineProcess(self._number, self._spec, self._log, self))
         except OSError as error:
             self._last_trouble = f"the process could not be started: {error}"
-            self._start_failures += 1
-            self._back_off()
+            self._starts.failed(time.monotonic())
 
     def _activate(self, worker: EngineProcess) -> None:
         """Make `worker` the owner of the log. No other worker that ever wrote is alive."""
@@ -406,7 +388,7 @@ class Supervisor:
     @property
     def able(self) -> bool:
         """Whether a request sent now would be served: an engine is active, or takes over at this moment."""
-        return not self._stopping and self._ever_active and (self._current is not None or self._start_failures == 0)
+        return not self._stopping and self._ever_active and (self._current is not None or self._starts.failures == 0)
 
     @property
     def status(self) -> str:
@@ -415,7 +397,7 @@ class Supervisor:
             return "stopping"
         if self._current is not None and self._current.role is Role.ACTIVE:
             return "ok"
-        if self._start_failures >= _START_FAILURES_BEFORE_REFUSING:
+        if self._starts.failures >= _START_FAILURES_BEFORE_REFUSING:
             return "failing"
         return "recovering" if self._ever_active else "starting"
 
@@ -434,9 +416,10 @@ class Supervisor:
             "writer_epoch": self._writer_epoch,
             "live": len(self.journal),
             "started": self._number,
-            "start_failures": self._start_failures,
+            "start_failures": self._starts.failures,
             "last_trouble": self._last_trouble,
-            "takeover_count": int(self._metrics.takeovers._value.get()),
+            "takeover_count": self._takeover_count,
+            "durability_degraded": bool(self._current and self._current.stats.get("durability_degraded")),
             "takeovers": [takeover.public() for takeover in self.takeovers],
         }
 

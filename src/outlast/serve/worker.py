@@ -86,18 +86,18 @@ class Worker:
         self._entries: list[JournalEntry] = []
         self._epoch = 0  #: 0 until activated
         self._live: dict[int, EngineRequest] = {}
-        self._running = True
+        self._stopped = False
         self._next_stats = 0.0
 
     def run(self) -> None:
         """Until told to stop or the supervisor is gone. Exceptions of the engine pass through."""
         self._control.state = State.SPARE
-        while self._running:
+        while True:
             self._control.beat()
             busy = self._epoch > 0 and self._engine.busy()
             self._receive(0.0 if busy else IDLE_SECONDS)
-            if not self._running:
-                continue
+            if self._stopped:
+                return
             if not self._epoch:
                 self._engine.prepare()
                 continue
@@ -112,7 +112,7 @@ class Worker:
             return
         data = self._socket.recv(_READ_BYTES)
         if not data:
-            self._running = False  # the supervisor is gone
+            self._stopped = True  # the supervisor is gone
             return
         for line in self._lines.feed(data):
             self._handle(wire.decode_for_worker(line))
@@ -131,7 +131,7 @@ class Worker:
             case wire.Release(key):
                 self._engine.release(key)
             case wire.Stop():
-                self._running = False
+                self._stopped = True
 
     def _activate(self, message: wire.Activate) -> None:
         if self._epoch or len(self._entries) != message.entries:
