@@ -1,7 +1,7 @@
 """A process that drives the native engine over an inherited log until it is done or dies. Not a test.
 
-Reads one JSON object on standard input (see `Orders`), writes one JSON line per step on standard output: the tokens that
-the step committed. At the end, a line with a digest of each sequence's KV rows and the times of the recovery.
+Reads one JSON object on standard input (see `Orders`), writes one JSON line per step on standard output: the tokens
+that the step committed. At the end, a line with a digest of each sequence's KV rows and the times of the recovery.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from outlast.checkpoint.geometry import gather
 from outlast.core import _native as core
 from outlast.core.memory import Memory
-from outlast.engines.native.engine import NativeEngine, open_weights, weights_bytes
+from outlast.engines.native.engine import NativeEngine
+from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.native.sequences import decode_request
 from outlast.engines.protocol import EngineRequest, JournalEntry
 

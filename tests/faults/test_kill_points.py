@@ -1,4 +1,4 @@
-"""SIGKILL at each step of an epoch's append and of a recovery: tokens, logprobs and KV bytes equal an undisturbed run."""
+"""SIGKILL at each step of an append and of a recovery: tokens, logprobs and KV bytes equal an undisturbed run."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def requests() -> list[EngineRequest]:
         SamplingParams(temperature=1.0, seed=11, top_logprobs=2),
         SamplingParams(temperature=0.9, seed=5, top_p=0.8, presence_penalty=0.7, frequency_penalty=0.2),
     ]
-    return [
-        EngineRequest(key + 1, tuple(range(3 + key, 40 + 30 * key)), 200, params=p) for key, p in enumerate(params)
-    ]
+    return [EngineRequest(key + 1, tuple(range(3 + key, 40 + 30 * key)), 200, params=p) for key, p in enumerate(params)]
 
 
 class Run:

@@ -12,7 +12,8 @@ from outlast.core.errors import OutlastError
 from outlast.core.log import LogOwner
 from outlast.core.memory import Memory
 from outlast.engines.native import models
-from outlast.engines.native.engine import NativeEngine, open_weights, weights_bytes
+from outlast.engines.native.engine import NativeEngine
+from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.protocol import EngineRequest, SamplingParams
 
 #: One measurement is four steps in this order: a cost that grows with the context cancels out.

@@ -267,8 +267,10 @@ class StepCheckpointer:
         rows: list[Row] = []
         if extent.opened:
             rows.append((REQUEST, REQUEST_REGION, image.generation, key, 0, 0, image.payload))
-        for index in range(extent.emissions[0], min(extent.emissions[1], len(image.emissions))):
-            rows.append((EMISSION, REQUEST_REGION, image.generation, key, index, 1, image.emissions[index]))
+        rows += [
+            (EMISSION, REQUEST_REGION, image.generation, key, index, 1, image.emissions[index])
+            for index in range(extent.emissions[0], min(extent.emissions[1], len(image.emissions)))
+        ]
         if rows:
             self.log.write(rows)
             self.rewritten_bytes += sum(len(row[6]) for row in rows)

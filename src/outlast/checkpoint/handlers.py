@@ -108,7 +108,8 @@ class KVHandlers:
             name="kv",
             defines={
                 "OL_PIECES": g.pieces, "OL_BLOCK_TOKENS": g.block_tokens, "OL_ROW_BYTES": g.row_bytes,
-                "OL_BLOCKS": g.blocks, "OL_PIECE_STRIDE": f"{g.piece_stride}ull", "OL_BLOCK_BYTES": f"{g.block_bytes}ull",
+                "OL_BLOCKS": g.blocks, "OL_PIECE_STRIDE": f"{g.piece_stride}ull",
+                "OL_BLOCK_BYTES": f"{g.block_bytes}ull",
             },
             native=True,
         )  # fmt: skip

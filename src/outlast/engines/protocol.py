@@ -81,9 +81,9 @@ class RecoveryReport:
 class Engine(Protocol):
     """A source of tokens whose state survives it.
 
-    Calls come from one thread, `prepare` any number of times, then `recover` exactly once, then the others in any order. Any exception means that
-    the whole process is lost: the supervisor fences it and a spare takes over. A fault of a single request is
-    reported through `failures`, not raised.
+    Calls come from one thread: `prepare` any number of times, then `recover` exactly once, then the others in any
+    order. Any exception means that the whole process is lost: the supervisor fences it and a spare takes over. A fault
+    of a single request is reported through `failures`, not raised.
     """
 
     def prepare(self) -> None:

@@ -1,7 +1,7 @@
 """The native engine: decoder, executor and checkpointer joined behind the `Engine` protocol.
 
-One step is one plan in one ring: compute tasks, delta handlers, commit. A token is reported when that plan has ended, so
-what a client sees is always explained by a committed epoch.
+One step is one plan in one ring: compute tasks, delta handlers, commit. A token is reported when that plan has ended,
+so what a client sees is always explained by a committed epoch.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from outlast.checkpoint.checkpointer import Image, LogOperators, StepCheckpointer
-from outlast.checkpoint.geometry import KVGeometry
+from outlast.checkpoint.checkpointer import Image, StepCheckpointer
 from outlast.checkpoint.handlers import KVHandlers
-from outlast.checkpoint.recovery import LoggedRequest, Restorer, fold, note_all
+from outlast.checkpoint.recovery import LoggedRequest, Restorer, note_all
 from outlast.core import _native as core
-from outlast.core.errors import CorruptState, DurabilityLost, Refused, UsageError
+from outlast.core.errors import DurabilityLost, Refused, UsageError
 from outlast.core.jit import JitCache
-from outlast.core.log import EMISSION, Log, LogWriter, Manifest, map_memory
+from outlast.core.log import EMISSION
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
-from outlast.engines.native.gguf import Gguf
-from outlast.engines.native.sequences import BlockPool, Emitted, decode_request, encode_request
+from outlast.engines.native.loading import BLOCK_TOKENS, manifest_of, open_weights, pool_geometry, weights_bytes
+from outlast.engines.native.sequences import BlockPool, Emitted, encode_request
 from outlast.engines.native.sequences import Sequence as Seq
+from outlast.engines.native.state_log import StateLog, logged_tokens
 from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport, SamplingParams
 from outlast.executor import Executor
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 64
 #: Positions of a prompt in one step. Larger chunks fill the kernels' tiles better, smaller ones let running streams
 #: through sooner; past 64 the gain is small.
 PREFILL_CHUNK = 64
@@ -59,44 +59,9 @@ class Control(Protocol):
         """Name the requests of the running step."""
 
 
-def pool_geometry(config: weight_store.ModelConfig, kv_tokens: int, block_tokens: int = BLOCK_TOKENS) -> KVGeometry:
-    """Shape of a KV pool that holds `kv_tokens` tokens."""
-    native = decoders.kv_geometry(config, block_tokens, max(1, -(-kv_tokens // block_tokens)))
-    return KVGeometry(
-        native.pieces, native.block_tokens, native.row_bytes, native.blocks, native.piece_stride, native.block_bytes
-    )
-
-
-def manifest_of(weights: weight_store.Weights, geometry: KVGeometry) -> Manifest:
-    """What must be equal for logged state to be used again."""
-    return Manifest(
-        engine="native",
-        model=weights.digest,
-        weights_layout=weight_store.LAYOUT_VERSION,
-        kv_type="f32",
-        kv_layout="piece-token-row",
-        pieces=geometry.pieces,
-        row_bytes=geometry.row_bytes,
-        block_tokens=geometry.block_tokens,
-        kernels=decoders.isa(),
-        adapter="none",
-        parallel="1/1",
-        tokenizer=weights.digest,
-    )
-
-
-def weights_bytes(path: Path) -> int:
-    """Size of the memory that the repacked weights of a model need."""
-    with Gguf(path) as gguf:
-        return weight_store.plan(gguf).size
-
-
-def open_weights(memory: Memory, path: Path) -> weight_store.Weights:
-    """The weights in `memory`, repacked into it first unless another process did."""
-    with contextlib.suppress(CorruptState):  # not written yet, or by a process that died in the middle
-        return weight_store.Weights.open(memory.buffer)
-    with Gguf(path) as gguf:
-        return weight_store.repack(gguf, weight_store.plan(gguf), memory.buffer)
+def default_threads() -> int:
+    """Half of the cores, at most 4: the other half is for the server, the clients and the spare."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 
 
 def create(options: Mapping[str, Any], *, control: Control | None = None) -> NativeEngine:
@@ -113,7 +78,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
         log=options.get("log") or None,
         kv_tokens=int(options["kv_tokens"]),
         block_tokens=int(options.get("block_tokens", BLOCK_TOKENS)),
-        threads=int(options.get("threads") or 1),
+        threads=int(options.get("threads") or default_threads()),
         prefill_chunk=int(options.get("prefill_chunk", PREFILL_CHUNK)),
         allow_degrade=bool(options.get("allow_degrade", False)),
         specialise=bool(options.get("specialise", True)),
@@ -147,10 +112,8 @@ class NativeEngine:
         if threads < 1 or prefill_chunk < 1:
             raise UsageError(f"{threads} threads, prefill chunks of {prefill_chunk}", why="both must be at least 1")
         self._weights = weights
-        self._log_spec = log
         self._parts = threads
         self._chunk = prefill_chunk
-        self._allow_degrade = allow_degrade
         self._control = control
         self.geometry = pool_geometry(weights.config, kv_tokens, block_tokens)
         self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
@@ -166,19 +129,27 @@ class NativeEngine:
         }
         self.decoder.bind(self._slots)
         self.handlers = KVHandlers(self.executor, self.geometry)
-        self._log_operators = LogOperators.install(self.executor)
         self.manifest = manifest_of(weights, self.geometry)
         self._blocks = BlockPool(self.geometry)
         self._sequences: dict[int, Seq] = {}
         self._waiting: deque[int] = deque()
         self._running: list[int] = []
         self._failures: list[tuple[int, str]] = []
-        self._checkpointer: StepCheckpointer | None = None
-        self.degraded = ""  #: why a lower durability than asked for is in use
+        self._log: StateLog | None = None
+        if log is not None:
+            self._log = StateLog(
+                log,
+                self.manifest,
+                self.executor,
+                self.handlers,
+                self.pool,
+                image=self._image,
+                alive=self._sequences.__contains__,
+                allow_degrade=allow_degrade,
+            )
         self.log_steps = True  #: switched by benchmarks, step by step
         self._steps = 0
-        self._pool_mapped = self._log_mapped = 0
-        self._log_memory = map_memory(log) if log is not None and log["kind"] == "memory" else None
+        self._pool_mapped = 0
         self._warm_up()
         if specialise:
             self.handlers.specialise_in_background(JitCache)
@@ -189,27 +160,17 @@ class NativeEngine:
         """See `Engine.prepare`: maps the pages of pool and log that the running engine has filled."""
         if self._pool_mapped < self._pool_memory.size:
             self._pool_mapped = self._pool_memory.map_present(self._pool_mapped, PREPARE_BYTES, write=True)
-        elif self._log_memory is not None and self._log_mapped < self._log_memory.size:
-            self._log_mapped = self._log_memory.map_present(self._log_mapped, 4 * PREPARE_BYTES, write=False)
-        else:  # once more from the start: by now there is more
-            self._pool_mapped = self._log_mapped = 0
+        elif self._log is None or self._log.map_present(4 * PREPARE_BYTES):
+            self._pool_mapped = 0  # once more from the start: by now there is more
 
     def recover(self, writer_epoch: int, journal: Sequence[JournalEntry], *, use_log: bool = True) -> RecoveryReport:
         """See `Engine.recover`."""
         self._arm_fault()
         started = time.perf_counter()
         logged: dict[int, LoggedRequest] = {}
-        reason = "the log is not used" if self._log_spec is None or not use_log else ""
-        times: dict[str, float] = {}
-        log = None
-        if self._log_spec is not None:
-            log, degraded = self._choose_log(self._log_spec)
-            reason = reason or log.differs(self.manifest)
-            if not reason:
-                logged = fold(log.records(), self.geometry)
-                reason = "the log is empty" if log.empty else ""
-            writer = log.start(writer_epoch, self.manifest, cold=not use_log or bool(log.differs(self.manifest)))
-            self._use_log(writer, degraded)
+        reason, times = "there is no log", {}
+        if self._log is not None:
+            logged, reason = self._log.recover(writer_epoch, use_log=use_log)
         times["scan"] = _since(started)
         core.reach_kill_point("recover.scanned")
         started = time.perf_counter()
@@ -236,7 +197,7 @@ class NativeEngine:
         self._waiting = deque(sorted(self._waiting))
         times["requests"] = _since(started)
         if reason:
-            _log.info("cold start: %s", reason)
+            _logger.info("cold start: %s", reason)
         return RecoveryReport(restored, len(journal) - restored, tokens, reason, times)
 
     def submit(self, request: EngineRequest) -> None:
@@ -293,7 +254,10 @@ class NativeEngine:
             self._run(plan, spans)
         except DurabilityLost as error:
             self.decoder.abandon()
-            self._durability_lost(error)
+            kept = [key for key, s in self._sequences.items() if s.logged]
+            if self._log is None or not self._log.durability_lost(error, kept):
+                for key in list(self._sequences):  # nothing may leave uncommitted
+                    self._fail(key, f"durability lost: {error}")
             return []
         except BaseException:
             self.decoder.abandon()
@@ -314,7 +278,7 @@ class NativeEngine:
             "epochs": log.committed_epoch if log is not None else 0,
             "steps": self._steps,
             "handlers_specialised": float(self.handlers.specialised),
-            "durability_degraded": float(bool(self.degraded)),
+            "durability_degraded": float(self._log is not None and bool(self._log.degraded)),
         }
 
     def close(self) -> None:
@@ -394,7 +358,7 @@ class NativeEngine:
         for s, result in zip(batch, self.decoder.commit(), strict=True):
             s.recheck = s.alone = False
             if not result.verified:
-                _log.warning("request %d: restored rows differ from recomputed ones; computing it anew", s.key)
+                _logger.warning("request %d: restored rows differ from recomputed ones; computing it anew", s.key)
                 self._recompute(s)
             elif not result.finite:
                 self._fail(s.key, "the model's output is not finite")
@@ -439,26 +403,9 @@ class NativeEngine:
 
     # --- the log
 
-    def _choose_log(self, spec: Mapping[str, Any]) -> tuple[Log, str]:
-        """The log to recover from: the fallback, if an engine before had to go on in it."""
-        fallback = spec.get("fallback")
-        if fallback is not None:
-            log = Log.open(fallback, self.manifest)
-            if not log.empty:
-                return log, "an earlier engine could not write the log of the durability asked for"
-        return Log.open(spec, self.manifest, memory=self._log_memory), ""
-
-    def _use_log(self, writer: LogWriter, degraded: str = "") -> None:
-        self.degraded = degraded
-        self._checkpointer = StepCheckpointer(
-            self.executor,
-            writer,
-            self.handlers,
-            self._log_operators,
-            self.pool,
-            self._image,
-            self._sequences.__contains__,
-        )
+    @property
+    def _checkpointer(self) -> StepCheckpointer | None:
+        return None if self._log is None else self._log.checkpointer
 
     def _image(self, key: int) -> Image | None:
         s = self._sequences.get(key)
@@ -472,24 +419,11 @@ class NativeEngine:
             s.table_address(),
         )
 
-    def _durability_lost(self, error: DurabilityLost) -> None:
-        """Go on in the fallback log if the user allowed it, else end the requests: nothing leaves uncommitted."""
-        fallback = None if self._log_spec is None else self._log_spec.get("fallback")
-        if not self._allow_degrade or fallback is None or self.degraded or self._checkpointer is None:
-            _log.error("%s", error)
-            for key in list(self._sequences):
-                self._fail(key, f"durability lost: {error}")
-            return
-        _log.error("%s; going on at the next lower durability", error)
-        epoch = self._checkpointer.log.native.writer_epoch
-        self._use_log(Log.open(fallback, self.manifest).start(epoch, self.manifest, cold=True), str(error))
-        self._checkpointer.rebase([key for key, s in self._sequences.items() if s.logged])
-
     def _take_over(self, entry: JournalEntry, logged: LoggedRequest | None, restorer: Restorer) -> int:
         """Continue one request; the number of restored positions, or -1 if its rows are to be computed anew."""
         s = Seq(entry.request, alone=entry.alone)
         self._sequences[s.key] = s
-        emitted = self._logged_tokens(entry, logged)
+        emitted = logged_tokens(entry, logged)
         if emitted is None:
             # The log knows less than the client, or something else: what was delivered counts.
             s.emitted = [Emitted(token, 0.0) for token in entry.delivered]
@@ -511,7 +445,7 @@ class NativeEngine:
                 s.recheck = True
                 self._start(s, blocks, computed=positions)
                 return positions
-            _log.warning(
+            _logger.warning(
                 "request %d: %s; computing it anew", s.key, logged.trouble or "restored rows fail their digest"
             )
             self._blocks.give(s.blocks)
@@ -521,25 +455,10 @@ class NativeEngine:
         self._waiting.append(s.key)
         return 0 if positions == 0 and emitted is not None else -1
 
-    def _logged_tokens(self, entry: JournalEntry, logged: LoggedRequest | None) -> list[Emitted] | None:
-        """Tokens of the log if they continue what the client was given, else None."""
-        if logged is None or logged.payload is None:
-            return None
-        try:
-            if decode_request(logged.payload) != entry.request:
-                return None
-            emitted = [Emitted.decode(data) for data in logged.tokens_emitted()]
-        except CorruptState as error:
-            _log.warning("request %d: %s", entry.request.key, error)
-            return None
-        if tuple(e.token for e in emitted[: len(entry.delivered)]) != entry.delivered:
-            return None
-        return emitted
-
     # --- start and faults
 
     def _warm_up(self) -> None:
-        """Touch code and weights once, in a pool of its own, so that the first step after a takeover is like any other."""
+        """Touch code and weights once, in a pool of its own, so that the first step after a takeover is not slow."""
         native = decoders.kv_geometry(self._weights.config, self.geometry.block_tokens, 1)
         with Memory.anonymous(native.block_bytes) as scratch:
             decoder = decoders.Decoder(self._weights, scratch.address, native)
