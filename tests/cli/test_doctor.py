@@ -61,6 +61,22 @@ def test_compiler_that_is_missing_or_wrong_is_not_called_ok(tmp_path: Path, monk
     assert machine.compiler().state == "missing"
 
 
+def test_compiler_that_makes_wrong_code_is_not_called_ok(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "driver"
+    driver.write_text(
+        '#!/bin/sh\ncase "$*" in *-o*) sed -i s/42/41/ probe.cpp;; esac\n'
+        + " ".join(["exec", *compiler.command, '"$@"\n'])
+    )
+    driver.chmod(0o755)
+    monkeypatch.setenv("OUTLAST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("OUTLAST_CXX", str(driver))
+    found = machine.compiler()
+    assert found.state == "missing"
+    assert "returned 41" in found.advice
+
+
 def test_cache_that_is_refused_shows_in_the_compiler_row(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import types
@@ -98,7 +99,8 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 
 def test_reader_that_goes_away_ends_the_command_quietly() -> None:
     command = [sys.executable, "-m", "outlast", "model", "list"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None

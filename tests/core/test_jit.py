@@ -370,7 +370,7 @@ def test_library_is_unloaded_by_close(cache: JitCache) -> None:
 inline int &counter() { static int value = 0; return value; }
 extern "C" __attribute__((visibility("default"))) int tick() { return ++counter(); }
 """
-    path = cache.compile(source, name="tick")
+    path = cache.compile(source, name="tick", flags=["-fvisibility=default"])
     library = Library(path)
     assert ctypes.CFUNCTYPE(ctypes.c_int)(library.symbol("tick"))() == 1
     assert str(path) in Path("/proc/self/maps").read_text()
