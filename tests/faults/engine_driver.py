@@ -16,6 +16,7 @@ from typing import Any
 
 from outlast.checkpoint.geometry import gather
 from outlast.core import _native as core
+from outlast.core.jit import JitCache, Library
 from outlast.core.memory import Memory
 from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.loading import open_weights, weights_bytes
@@ -37,6 +38,7 @@ class Orders:
     block_tokens: int = 16
     kv_tokens: int = 4096
     specialise: bool = False
+    crash_at: int = 0  #: step before which a handler that crashes is swapped in; 0 = never
     churn: int = 0  #: short requests that come and go first, so that the log has dead segments to release
 
 
@@ -46,6 +48,14 @@ def kv_digest(engine: NativeEngine, key: int) -> str:
     count = engine.decoder.computed(sequence.handle)
     pool = (ctypes.c_char * engine.geometry.pool_bytes).from_address(engine.pool)
     return hashlib.sha256(gather(engine.geometry, memoryview(pool).cast("B"), sequence.blocks, 0, count)).hexdigest()
+
+
+def inject_crash(engine: NativeEngine) -> None:
+    """Swap in a delta handler that writes to address 0, past the canary that would have caught a wrong one."""
+    source = '#include "outlast/ops/kv.h"\nOL_UNIT;\nOL_OPERATOR(bad, ol_kv_args, a) { *(volatile int *)a = 0; return '
+    source += "*(volatile int *)nullptr; }\n"
+    library = Library(JitCache().compile(source, name="bad"))
+    engine.executor.swap(engine.handlers.delta, library.symbol("bad"), library=library)
 
 
 def main() -> None:
@@ -75,8 +85,12 @@ def main() -> None:
     for request in requests:
         if request.key not in delivered:
             engine.submit(request)
+    steps = 0
     counts = {r.key: len(delivered.get(r.key, ())) for r in requests}
     while min(counts.values()) < orders.stop_at:
+        steps += 1
+        if steps == orders.crash_at:
+            inject_crash(engine)
         tokens = []
         for e in engine.step():
             counts[e.key] = max(counts[e.key], e.index + 1)
