@@ -52,18 +52,36 @@ def test_a_token_or_a_part_of_a_prompt_clears_the_strikes() -> None:
         journal.advanced([2])
 
 
-def test_a_request_near_a_death_is_recovered_alone_until_it_gets_on() -> None:
+def test_a_request_that_the_next_death_would_end_is_recovered_alone_until_it_gets_on() -> None:
     journal = journal_of(1, 2)
+    journal.strike([1, 2])
+    assert [entry.alone for entry in journal.entries()] == [False, False]
     journal.strike([1])
     assert [entry.alone for entry in journal.entries()] == [True, False]
     journal.advanced([1])
     assert [entry.alone for entry in journal.entries()] == [False, False]
 
 
+def test_neighbours_of_a_request_that_kills_engines_are_never_ended() -> None:
+    """As an engine does it: those on probation take steps of their own; key 1 kills every step it is in."""
+    for order in ([1, 2, 3], [3, 2, 1], [2, 1, 3]):
+        journal = journal_of(*order)
+        ended: list[int] = []
+        while not ended:
+            alone = [entry.request.key for entry in journal.entries() if entry.alone]
+            for step in [[key] for key in alone] or [order]:
+                if 1 in step:
+                    ended += [live.request.key for live in journal.strike(step)]
+                    break
+                journal.advanced(step)
+        assert ended == [1]
+
+
 def test_a_repeated_token_is_no_progress() -> None:
     journal = journal_of(1)
     journal.deliver(Emission(1, 0, 5, 0.0))
-    journal.strike([1])
+    for _ in range(STRIKES - 1):
+        journal.strike([1])
     journal.deliver(Emission(1, 0, 5, 0.0))
     assert journal.entries()[0].alone
 

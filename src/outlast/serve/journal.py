@@ -101,5 +101,12 @@ class Journal:
         return out
 
     def entries(self) -> list[JournalEntry]:
-        """What the next engine has to know. A request with a strike runs alone until it gets on."""
-        return [JournalEntry(v.request, tuple(v.delivered), alone=v.strikes > 0) for v in self._live.values()]
+        """What the next engine has to know.
+
+        A request that one more strike would end runs alone until it gets on, so that strike can only be its own doing:
+        a neighbour of a request that kills engines never collects the last one. Earlier strikes do not separate
+        anybody, because most deaths are nobody's fault, and 64 streams that each take a step of their own would wait
+        for the last of them.
+        """
+        last = STRIKES - 1
+        return [JournalEntry(v.request, tuple(v.delivered), alone=v.strikes >= last) for v in self._live.values()]

@@ -348,7 +348,9 @@ class Supervisor:
             live.given = True
         if self._takeover is not None:
             self._takeover.successor = worker.pid
-            self._takeover.waiting = {entry.request.key for entry in entries}
+            # Streams that stand still; those that had no token yet only wait a little longer for their first.
+            streams = {entry.request.key for entry in entries if entry.delivered}
+            self._takeover.waiting = streams or {entry.request.key for entry in entries}
             self._takeover.mark("fenced")
         for entry in entries:
             worker.send(wire.Entry(entry))

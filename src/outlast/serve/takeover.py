@@ -11,7 +11,7 @@ from outlast.engines.protocol import RecoveryReport
 
 @dataclass(slots=True)
 class Takeover:
-    """From a death until every request that was interrupted has its next token."""
+    """From a death until every stream that was interrupted has its next token."""
 
     at: float  #: seconds since 1970
     cause: str
