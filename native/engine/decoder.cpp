@@ -215,12 +215,14 @@ void Decoder::reserve(uint32_t parts, size_t partials) {
     step_.partials.reserve(partials * c.heads * record);
     step_.gate.reserve(n * step_.ffn_width);
     step_.up.reserve(n * step_.ffn_width);
+    step_.gate_scaled.reserve(n * step_.ffn_width);
     step_.gate_sums.reserve(n * step_.ffn_width / kBlock);
     step_.logits.reserve(samples * step_.vocab_width);
     step_.angles.reserve(n * c.head_dim);
     if (step_.parts.size() < parts) step_.parts.resize(parts);
     for (PartScratch &p : step_.parts) {
         p.x.reserve(n * step_.width);
+        p.scaled.reserve(n * step_.width);
         p.sums.reserve(n * step_.width / kBlock);
         p.partial.reserve(c.heads / c.kv_heads * record);
         if (!p.sampler) p.sampler = std::make_unique<SamplerScratch>(c.vocab);

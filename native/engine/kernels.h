@@ -32,16 +32,26 @@ struct Attend {
     size_t out_stride;          // floats between heads
 };
 
+/* What a matrix is multiplied with: rows of floats, [tokens][ld], and what the quantized types want to know of them. */
+struct Activations {
+    const float *x;
+    const float *scaled;        // x[k] * kNibbleScale[k % 8]: undoes the place of a nibble in its word, exactly
+    const float *sums;          // [tokens][ld / 32]: sums of 32 columns each
+    size_t ld;                  // a multiple of 32
+};
+
+constexpr float kNibbleScale[8] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+
 constexpr uint32_t kSumChunk = 1024;        // elements whose exponentials are summed in float before double takes over
 
 struct Kernels {
     const char *name;
     /* y[t][row] = (add ? y[t][row] : 0) + sum_k m[row][k] * x[t][k], for the rows of groups [first, last).
-     * x: [tokens][ldx]; sums: [tokens][ldsums], block_sums of x, read for Q4_1 only; y: [tokens][ldy], padded rows. */
-    void (*matmul)(const Matrix &m, uint32_t first, uint32_t last, const float *x, size_t ldx, const float *sums,
-                   size_t ldsums, uint32_t tokens, float *y, size_t ldy, bool add);
-    /* sums[b] = sum of x[32 b .. 32 b + 31]; n is a multiple of 32. */
-    void (*block_sums)(const float *x, uint32_t n, float *sums);
+     * y: [tokens][ldy], padded rows. */
+    void (*matmul)(const Matrix &m, uint32_t first, uint32_t last, const Activations &x, uint32_t tokens, float *y,
+                   size_t ldy, bool add);
+    /* Fills the other fields of Activations for one token: n columns, a multiple of 32. */
+    void (*prepare)(const float *x, uint32_t n, float *scaled, float *sums);
     /* y = x / sqrt(mean(x^2) + epsilon) * weight; n is a multiple of 16. */
     void (*rms_norm)(const float *x, const float *weight, float epsilon, uint32_t n, float *y);
     void (*attend)(const Attend &a);

@@ -36,8 +36,7 @@ struct Tile {
     const uint8_t *w;           // first group
     size_t stride;              // bytes between groups
     uint32_t columns;
-    const float *x, *sums;
-    size_t ldx, ldsums;
+    Activations x;
     float *y;
     size_t ldy;
     bool add;
@@ -90,7 +89,7 @@ static void tile_q4_1(const Tile &a) {
             Words words[G];
             OL_UNROLL
             for (int g = 0; g < G; ++g) words[g] = load_words(w + g * a.stride + 4 * kGroup + 4 * kGroup * c);
-            nibble_columns<T, G, 0>(words, a.x + b * kBlock + 8 * c, a.ldx, s);
+            nibble_columns<T, G, 0>(words, a.x.scaled + b * kBlock + 8 * c, a.x.ld, s);
         }
         OL_UNROLL
         for (int g = 0; g < G; ++g) {
@@ -98,7 +97,7 @@ static void tile_q4_1(const Tile &a) {
             OL_UNROLL
             for (int t = 0; t < T; ++t) {
                 acc[g][t] = fma(scale, s[g][t], acc[g][t]);
-                acc[g][t] = fma(least, set1(a.sums[t * a.ldsums + b]), acc[g][t]);
+                acc[g][t] = fma(least, set1(a.x.sums[t * (a.x.ld / kBlock) + b]), acc[g][t]);
             }
         }
     }
@@ -120,7 +119,7 @@ static void tile_q8_0(const Tile &a) {
         for (int g = 0; g < G; ++g)
             OL_UNROLL
             for (int t = 0; t < T; ++t) s[g][t] = zero();
-        const float *x = a.x + b * kBlock;
+        const float *x = a.x.x + b * kBlock;
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < kBlock; ++k) {
             F16 q[G];
@@ -128,7 +127,7 @@ static void tile_q8_0(const Tile &a) {
             for (int g = 0; g < G; ++g) q[g] = load_int8(w + g * a.stride + 2 * kGroup + k * kGroup);
             OL_UNROLL
             for (int t = 0; t < T; ++t) {
-                const F16 xv = set1(x[t * a.ldx + k]);
+                const F16 xv = set1(x[t * a.x.ld + k]);
                 OL_UNROLL
                 for (int g = 0; g < G; ++g) s[g][t] = fma(q[g], xv, s[g][t]);
             }
@@ -157,7 +156,7 @@ static void tile_f32(const Tile &a) {
             w[g] = load(reinterpret_cast<const float *>(a.w + g * a.stride) + size_t(k) * kGroup);
         OL_UNROLL
         for (int t = 0; t < T; ++t) {
-            const F16 xv = set1(a.x[t * a.ldx + k]);
+            const F16 xv = set1(a.x.x[t * a.x.ld + k]);
             OL_UNROLL
             for (int g = 0; g < G; ++g) acc[g][t] = fma(w[g], xv, acc[g][t]);
         }
@@ -188,15 +187,16 @@ OL_INLINE void pick_tile(uint32_t tokens, bool wide, Type type, const Tile &a) {
 }
 
 // Groups in the outer loop: their weights stay in the first-level cache while the tokens pass.
-static void matmul(const Matrix &m, uint32_t first, uint32_t last, const float *x, size_t ldx, const float *sums,
-                   size_t ldsums, uint32_t tokens, float *y, size_t ldy, bool add_to) {
+static void matmul_block(const Matrix &m, uint32_t first, uint32_t last, const Activations &x, uint32_t tokens, float *y,
+                         size_t ldy, bool add_to) {
     const uint32_t widest = uint32_t(flight(tokens < uint32_t(kTile) ? int(tokens) : kTile));
     for (uint32_t g = first; g < last;) {
         const uint32_t step = g + widest <= last ? widest : 1;
         for (uint32_t t = 0; t < tokens;) {
             const uint32_t n = tokens - t < uint32_t(kTile) ? tokens - t : uint32_t(kTile);
-            Tile a{m.data + g * m.group_stride, m.group_stride, m.columns, x + t * ldx, sums + t * ldsums, ldx, ldsums,
-                   y + t * ldy + size_t(g) * kGroup, ldy, add_to};
+            const Activations tile{x.x + t * x.ld, x.scaled + t * x.ld, x.sums + t * (x.ld / kBlock), x.ld};
+            Tile a{m.data + g * m.group_stride, m.group_stride, m.columns, tile,
+                   y + t * ldy + size_t(g) * kGroup,  ldy,            add_to};
             // The remainder tile of a long list may want more groups in flight than this pass has: go one by one then.
             const uint32_t wants = uint32_t(flight(int(n)));
             if (step == wants) pick_tile<kTile>(n, true, m.type, a);
@@ -209,10 +209,29 @@ static void matmul(const Matrix &m, uint32_t first, uint32_t last, const float *
     }
 }
 
+// Blocks of tokens whose activations fit the second-level cache beside the weights in flight (64 x 1536 floats: 400 KB).
+constexpr uint32_t kTokenBlock = 64;
+
+static void matmul(const Matrix &m, uint32_t first, uint32_t last, const Activations &x, uint32_t tokens, float *y,
+                   size_t ldy, bool add_to) {
+    for (uint32_t t = 0; t < tokens; t += kTokenBlock) {
+        const Activations block{x.x + t * x.ld, x.scaled + t * x.ld, x.sums + t * (x.ld / kBlock), x.ld};
+        matmul_block(m, first, last, block, tokens - t < kTokenBlock ? tokens - t : kTokenBlock, y + t * ldy, ldy, add_to);
+    }
+}
+
 // ---- vectors --------------------------------------------------------------------------------------------------
 
-static void block_sums(const float *x, uint32_t n, float *sums) {
-    for (uint32_t b = 0; b < n / kBlock; ++b) sums[b] = sum_lanes(add(load(x + b * kBlock), load(x + b * kBlock + 16)));
+static void prepare(const float *x, uint32_t n, float *scaled, float *sums) {
+    alignas(64) float pattern[16];
+    for (int i = 0; i < 16; ++i) pattern[i] = kNibbleScale[i % 8];
+    const F16 scale = load(pattern);
+    for (uint32_t b = 0; b < n / kBlock; ++b) {
+        const F16 low = load(x + b * kBlock), high = load(x + b * kBlock + 16);
+        store(scaled + b * kBlock, mul(low, scale));
+        store(scaled + b * kBlock + 16, mul(high, scale));
+        sums[b] = sum_lanes(add(low, high));
+    }
 }
 
 static void rms_norm(const float *x, const float *weight, float epsilon, uint32_t n, float *y) {
@@ -257,31 +276,31 @@ static void exp_chunks(const float *x, uint32_t n, float shift, float temperatur
 // ---- attention ------------------------------------------------------------------------------------------------
 
 constexpr int kHeadsAtOnce = 4;
+// Rows of one head lie too far apart for the hardware to see the pattern: fetch them this many positions ahead.
+constexpr int kAhead = 12;
 
 // out[h] = sum over positions of scores[h][position] * v[position], W vectors from element `from` on.
 template <int H, int W>
-OL_INLINE void weigh(const Attend &a, const float *scores, int from, float *out) {
+OL_INLINE void weigh(const Attend &a, const uint8_t *const *rows, const float *scores, int from, float *out) {
     F16 o[H][W];
     OL_UNROLL
     for (int h = 0; h < H; ++h)
         OL_UNROLL
         for (int c = 0; c < W; ++c) o[h][c] = zero();
-    for (uint32_t done = 0; done < a.count;) {
-        const uint32_t position = a.first + done, within = position % a.block_tokens;
-        const uint32_t left = a.block_tokens - within, n = a.count - done < left ? a.count - done : left;
-        const uint8_t *row = a.v + a.table[position / a.block_tokens] * a.block_bytes + within * a.row_bytes;
-        for (uint32_t i = 0; i < n; ++i, row += a.row_bytes) {
-            F16 v[W];
+    const ptrdiff_t to_v = a.v - a.k;
+    for (uint32_t i = 0; i < a.count; ++i) {
+        const float *row = reinterpret_cast<const float *>(rows[i] + to_v) + from;
+        OL_UNROLL
+        for (int c = 0; c < W; ++c) fetch(rows[i + kAhead] + to_v + (from + 16 * c) * sizeof(float));
+        F16 v[W];
+        OL_UNROLL
+        for (int c = 0; c < W; ++c) v[c] = load(row + 16 * c);
+        OL_UNROLL
+        for (int h = 0; h < H; ++h) {
+            const F16 p = set1(scores[h * kSegment + i]);
             OL_UNROLL
-            for (int c = 0; c < W; ++c) v[c] = load(reinterpret_cast<const float *>(row) + from + 16 * c);
-            OL_UNROLL
-            for (int h = 0; h < H; ++h) {
-                const F16 p = set1(scores[h * kSegment + done + i]);
-                OL_UNROLL
-                for (int c = 0; c < W; ++c) o[h][c] = fma(p, v[c], o[h][c]);
-            }
+            for (int c = 0; c < W; ++c) o[h][c] = fma(p, v[c], o[h][c]);
         }
-        done += n;
     }
     OL_UNROLL
     for (int h = 0; h < H; ++h)
@@ -291,27 +310,22 @@ OL_INLINE void weigh(const Attend &a, const float *scores, int from, float *out)
 
 // Scores, softmax and weighted values for H query heads over one segment. C = head_dim / 16 when known, else 0.
 template <int H, int C>
-static void attend_heads(const Attend &a, const float *q, float *out) {
+static void attend_heads(const Attend &a, const uint8_t *const *rows, const float *q, float *out) {
     const int chunks = C > 0 ? C : int(a.head_dim / 16);
     alignas(64) float scores[H][kSegment];
-    for (uint32_t done = 0; done < a.count;) {
-        const uint32_t position = a.first + done, within = position % a.block_tokens;
-        const uint32_t left = a.block_tokens - within, n = a.count - done < left ? a.count - done : left;
-        const uint8_t *row = a.k + a.table[position / a.block_tokens] * a.block_bytes + within * a.row_bytes;
-        for (uint32_t i = 0; i < n; ++i, row += a.row_bytes) {
-            const float *k = reinterpret_cast<const float *>(row);
-            F16 s[H];
+    for (uint32_t i = 0; i < a.count; ++i) {
+        const float *k = reinterpret_cast<const float *>(rows[i]);
+        F16 s[H];
+        OL_UNROLL
+        for (int h = 0; h < H; ++h) s[h] = zero();
+        for (int c = 0; c < chunks; ++c) {
+            fetch(rows[i + kAhead] + 16 * c * sizeof(float));
+            const F16 kv = load(k + 16 * c);
             OL_UNROLL
-            for (int h = 0; h < H; ++h) s[h] = zero();
-            for (int c = 0; c < chunks; ++c) {
-                const F16 kv = load(k + 16 * c);
-                OL_UNROLL
-                for (int h = 0; h < H; ++h) s[h] = fma(load(q + h * a.head_dim + 16 * c), kv, s[h]);
-            }
-            OL_UNROLL
-            for (int h = 0; h < H; ++h) scores[h][done + i] = sum_lanes(s[h]) * a.scale;
+            for (int h = 0; h < H; ++h) s[h] = fma(load(q + h * a.head_dim + 16 * c), kv, s[h]);
         }
-        done += n;
+        OL_UNROLL
+        for (int h = 0; h < H; ++h) scores[h][i] = sum_lanes(s[h]) * a.scale;
     }
     const uint32_t filled = (a.count + 15) / 16 * 16;
     for (int h = 0; h < H; ++h) {
@@ -332,29 +346,36 @@ static void attend_heads(const Attend &a, const float *q, float *out) {
     for (int c = 0; c < chunks; c += 4) {
         float *o = out + kPartialHeader + 16 * c;
         switch (chunks - c) {
-            case 1: weigh<H, 1>(a, scores[0], 16 * c, o); break;
-            case 2: weigh<H, 2>(a, scores[0], 16 * c, o); break;
-            case 3: weigh<H, 3>(a, scores[0], 16 * c, o); break;
-            default: weigh<H, 4>(a, scores[0], 16 * c, o); break;
+            case 1: weigh<H, 1>(a, rows, scores[0], 16 * c, o); break;
+            case 2: weigh<H, 2>(a, rows, scores[0], 16 * c, o); break;
+            case 3: weigh<H, 3>(a, rows, scores[0], 16 * c, o); break;
+            default: weigh<H, 4>(a, rows, scores[0], 16 * c, o); break;
         }
     }
 }
 
 template <int H>
-OL_INLINE void attend_width(const Attend &a, const float *q, float *out) {
-    if (a.head_dim == 64) attend_heads<H, 4>(a, q, out);
-    else attend_heads<H, 0>(a, q, out);
+OL_INLINE void attend_width(const Attend &a, const uint8_t *const *rows, const float *q, float *out) {
+    if (a.head_dim == 64) attend_heads<H, 4>(a, rows, q, out);
+    else attend_heads<H, 0>(a, rows, q, out);
 }
 
 static void attend(const Attend &a) {
+    const uint8_t *rows[kSegment + kAhead];
+    for (uint32_t i = 0, within = a.first % a.block_tokens, block = a.first / a.block_tokens; i < a.count; ++block) {
+        const uint8_t *row = a.k + a.table[block] * a.block_bytes + within * a.row_bytes;
+        for (; within < a.block_tokens && i < a.count; ++within, ++i, row += a.row_bytes) rows[i] = row;
+        within = 0;
+    }
+    for (int i = 0; i < kAhead; ++i) rows[a.count + i] = rows[a.count - 1];
     for (uint32_t h = 0; h < a.heads; h += kHeadsAtOnce) {
         const float *q = a.q + size_t(h) * a.head_dim;
         float *out = a.out + h * a.out_stride;
         switch (a.heads - h) {
-            case 1: attend_width<1>(a, q, out); break;
-            case 2: attend_width<2>(a, q, out); break;
-            case 3: attend_width<3>(a, q, out); break;
-            default: attend_width<kHeadsAtOnce>(a, q, out); break;
+            case 1: attend_width<1>(a, rows, q, out); break;
+            case 2: attend_width<2>(a, rows, q, out); break;
+            case 3: attend_width<3>(a, rows, q, out); break;
+            default: attend_width<kHeadsAtOnce>(a, rows, q, out); break;
         }
     }
 }
@@ -378,7 +399,7 @@ static void finish(const float *state, uint32_t head_dim, float *out) {
 namespace outlast::engine {
 
 const Kernels &OL_TABLE() {
-    static constexpr Kernels table{OL_NAME,  matmul,   block_sums, rms_norm, attend,
+    static constexpr Kernels table{OL_NAME,  matmul,   prepare, rms_norm, attend,
                                    merge,    finish,   silu_mul,   max_of,   exp_chunks};
     return table;
 }

@@ -42,6 +42,27 @@ Share cut(Share range, uint32_t start, uint32_t groups) {
 
 size_t partial_floats(const Step &s) { return kPartialHeader + s.model->config.head_dim; }
 
+Activations activations(const Step &s, const PartScratch &mine) {
+    return {mine.x.data(), mine.scaled.data(), mine.sums.data(), s.width};
+}
+
+void prepare(const Step &s, PartScratch &mine, uint32_t t, uint32_t columns) {
+    const size_t at = t * s.width;
+    s.kernels->prepare(mine.x.data() + at, columns, mine.scaled.data() + at, mine.sums.data() + at / kBlock);
+}
+
+// Norms of `n` tokens of the residual stream (those listed in `which`, or the first n), in the part's own memory: each
+// part computes them again, which costs less than another barrier.
+Activations normed(const Step &s, PartScratch &mine, const uint32_t *which, uint32_t n, const float *weight) {
+    const Config &c = s.model->config;
+    for (uint32_t i = 0; i < n; ++i) {
+        const float *x = s.x.data() + size_t{which == nullptr ? i : which[i]} * c.hidden;
+        s.kernels->rms_norm(x, weight, c.epsilon, c.hidden, mine.x.data() + i * s.width);
+        prepare(s, mine, i, c.hidden);
+    }
+    return activations(s, mine);
+}
+
 int32_t begin(const ol_task *task, ol_env *) {
     Step &s = step_of(task);
     const Share mine = share(uint32_t(s.tokens.size()), task);
@@ -73,19 +94,12 @@ int32_t qkv(const ol_task *task, ol_env *) {
     const Config &c = s.model->config;
     const uint32_t layer = uint32_t(task->arg[1]), n = uint32_t(s.tokens.size());
     const Layer &l = s.model->layers[layer];
-    PartScratch &mine = s.parts[task->part];
-    const size_t ldsums = s.width / kBlock;
-    for (uint32_t t = 0; t < n; ++t) {
-        float *x = mine.x.data() + t * s.width;
-        s.kernels->rms_norm(s.x.data() + size_t{t} * c.hidden, l.attn_norm, c.epsilon, c.hidden, x);
-        s.kernels->block_sums(x, c.hidden, mine.sums.data() + t * ldsums);
-    }
+    const Activations x = normed(s, s.parts[task->part], nullptr, n, l.attn_norm);
     const uint32_t q_groups = groups_of(l.q.rows), kv_groups = groups_of(l.k.rows);
     const Share range = share(q_groups + 2 * kv_groups, task);
     const auto multiply = [&](const Matrix &m, Share part, float *y) {
         if (part.first < part.last)
-            s.kernels->matmul(m, part.first, part.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n, y,
-                              s.qkv_width, false);
+            s.kernels->matmul(m, part.first, part.last, x, n, y, s.qkv_width, false);
     };
     const Share q = cut(range, 0, q_groups), k = cut(range, q_groups, kv_groups),
                 v = cut(range, q_groups + kv_groups, kv_groups);
@@ -182,7 +196,7 @@ int32_t output(const ol_task *task, ol_env *) {
     const Layer &l = s.model->layers[task->arg[1]];
     const uint32_t n = uint32_t(s.tokens.size());
     PartScratch &mine = s.parts[task->part];
-    const size_t ldsums = s.width / kBlock, size = partial_floats(s);
+    const size_t size = partial_floats(s);
     for (uint32_t t = 0; t < n; ++t) {
         const Token &token = s.tokens[t];
         float *x = mine.x.data() + t * s.width;
@@ -199,11 +213,10 @@ int32_t output(const ol_task *task, ol_env *) {
                 s.kernels->merge(state, first + size_t{i} * c.heads * size, c.head_dim);
             s.kernels->finish(state, c.head_dim, x + h * c.head_dim);
         }
-        s.kernels->block_sums(x, l.o.columns, mine.sums.data() + t * ldsums);
+        prepare(s, mine, t, l.o.columns);
     }
     const Share rows = share(groups_of(l.o.rows), task);
-    s.kernels->matmul(l.o, rows.first, rows.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n, s.x.data(),
-                      c.hidden, true);
+    s.kernels->matmul(l.o, rows.first, rows.last, activations(s, mine), n, s.x.data(), c.hidden, true);
     return OL_OK;
 }
 
@@ -212,24 +225,16 @@ int32_t gate_up(const ol_task *task, ol_env *) {
     const Config &c = s.model->config;
     const Layer &l = s.model->layers[task->arg[1]];
     const uint32_t n = uint32_t(s.tokens.size());
-    PartScratch &mine = s.parts[task->part];
-    const size_t ldsums = s.width / kBlock;
-    for (uint32_t t = 0; t < n; ++t) {
-        float *x = mine.x.data() + t * s.width;
-        s.kernels->rms_norm(s.x.data() + size_t{t} * c.hidden, l.ffn_norm, c.epsilon, c.hidden, x);
-        s.kernels->block_sums(x, c.hidden, mine.sums.data() + t * ldsums);
-    }
+    const Activations x = normed(s, s.parts[task->part], nullptr, n, l.ffn_norm);
     // Shares of whole blocks of 32 rows, so that each part can sum its own blocks for the next product.
     const Share blocks = share(c.ffn / kBlock, task);
     const uint32_t first = blocks.first * kBlock, last = blocks.last * kBlock;
-    s.kernels->matmul(l.gate, first / kGroup, last / kGroup, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
-                      s.gate.data(), s.ffn_width, false);
-    s.kernels->matmul(l.up, first / kGroup, last / kGroup, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
-                      s.up.data(), s.ffn_width, false);
+    s.kernels->matmul(l.gate, first / kGroup, last / kGroup, x, n, s.gate.data(), s.ffn_width, false);
+    s.kernels->matmul(l.up, first / kGroup, last / kGroup, x, n, s.up.data(), s.ffn_width, false);
     for (uint32_t t = 0; t < n; ++t) {
-        float *gate = s.gate.data() + t * s.ffn_width + first;
-        s.kernels->silu_mul(gate, s.up.data() + t * s.ffn_width + first, last - first);
-        s.kernels->block_sums(gate, last - first, s.gate_sums.data() + t * (s.ffn_width / kBlock) + blocks.first);
+        const size_t at = t * s.ffn_width + first;
+        s.kernels->silu_mul(s.gate.data() + at, s.up.data() + at, last - first);
+        s.kernels->prepare(s.gate.data() + at, last - first, s.gate_scaled.data() + at, s.gate_sums.data() + at / kBlock);
     }
     return OL_OK;
 }
@@ -238,25 +243,19 @@ int32_t down(const ol_task *task, ol_env *) {
     Step &s = step_of(task);
     const Layer &l = s.model->layers[task->arg[1]];
     const Share rows = share(groups_of(l.down.rows), task);
-    s.kernels->matmul(l.down, rows.first, rows.last, s.gate.data(), s.ffn_width, s.gate_sums.data(),
-                      s.ffn_width / kBlock, uint32_t(s.tokens.size()), s.x.data(), s.model->config.hidden, true);
+    const Activations x{s.gate.data(), s.gate_scaled.data(), s.gate_sums.data(), s.ffn_width};
+    s.kernels->matmul(l.down, rows.first, rows.last, x, uint32_t(s.tokens.size()), s.x.data(), s.model->config.hidden,
+                      true);
     return OL_OK;
 }
 
 int32_t head(const ol_task *task, ol_env *) {
     Step &s = step_of(task);
     const Config &c = s.model->config;
-    PartScratch &mine = s.parts[task->part];
-    const size_t ldsums = s.width / kBlock;
     const uint32_t n = uint32_t(s.sampling.size());
-    for (uint32_t i = 0; i < n; ++i) {
-        float *x = mine.x.data() + i * s.width;
-        s.kernels->rms_norm(s.x.data() + size_t{s.sampling[i]} * c.hidden, s.model->output_norm, c.epsilon, c.hidden, x);
-        s.kernels->block_sums(x, c.hidden, mine.sums.data() + i * ldsums);
-    }
+    const Activations x = normed(s, s.parts[task->part], s.sampling.data(), n, s.model->output_norm);
     const Share rows = share(groups_of(c.vocab), task);
-    s.kernels->matmul(s.model->head, rows.first, rows.last, mine.x.data(), s.width, mine.sums.data(), ldsums, n,
-                      s.logits.data(), s.vocab_width, false);
+    s.kernels->matmul(s.model->head, rows.first, rows.last, x, n, s.logits.data(), s.vocab_width, false);
     return OL_OK;
 }
 

@@ -46,12 +46,17 @@ OL_INLINE Words load_words(const uint8_t *p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 32))};
 }
+// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
 template <int I>
 OL_INLINE F16 nibble(Words w) {
-    const __m256i mask = _mm256_set1_epi32(15);
-    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w.a, 4 * I), mask)),
-            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w.b, 4 * I), mask))};
+    if constexpr (I == 7) {
+        return {_mm256_cvtepi32_ps(_mm256_srli_epi32(w.a, 28)), _mm256_cvtepi32_ps(_mm256_srli_epi32(w.b, 28))};
+    } else {
+        const __m256i mask = _mm256_set1_epi32(15 << 4 * I);
+        return {_mm256_cvtepi32_ps(_mm256_and_si256(w.a, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(w.b, mask))};
+    }
 }
+OL_INLINE void fetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
 
 OL_INLINE __m256 power_of_two8(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));

@@ -29,13 +29,13 @@ OL_INLINE F16 load_int8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
 OL_INLINE Words load_words(const uint8_t *p) { return _mm512_loadu_si512(p); }
-// A permutation looks only at the low four index bits, so it converts a nibble to float without masking it.
+// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
 template <int I>
 OL_INLINE F16 nibble(Words w) {
-    const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if constexpr (I == 0) return _mm512_permutexvar_ps(w, values);
-    else return _mm512_permutexvar_ps(_mm512_srli_epi32(w, 4 * I), values);
+    if constexpr (I == 7) return _mm512_cvtepi32_ps(_mm512_srli_epi32(w, 28));
+    else return _mm512_cvtepi32_ps(_mm512_and_si512(w, _mm512_set1_epi32(15 << 4 * I)));
 }
+OL_INLINE void fetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
 
 // 2^n for integral n in [-126, 127]
 OL_INLINE F16 power_of_two(F16 n) {

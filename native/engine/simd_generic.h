@@ -49,10 +49,13 @@ OL_INLINE Words load_words(const uint8_t *p) {
     std::memcpy(&w, p, sizeof w);
     return w;
 }
+// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
 template <int I>
 OL_INLINE F16 nibble(Words w) {
-    return __builtin_convertvector(I16((w >> (4 * I)) & 15u), F16);
+    if constexpr (I == 7) return __builtin_convertvector(I16(w >> 28), F16);
+    else return __builtin_convertvector(I16(w & (15u << 4 * I)), F16);
 }
+OL_INLINE void fetch(const void *p) { __builtin_prefetch(p); }
 
 OL_INLINE F16 power_of_two(F16 n) {
     const I16 bits = (__builtin_convertvector(n, I16) + 127) << 23;

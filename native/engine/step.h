@@ -79,7 +79,7 @@ class Floats {
 };
 
 struct PartScratch {
-    Floats x, sums;                     // [tokens][width], [tokens][width / 32]
+    Floats x, scaled, sums;             // Activations of the tokens, leading dimension Step::width
     Floats partial;                     // heads of one KV head, for merging
     std::unique_ptr<SamplerScratch> sampler;
 };
@@ -103,8 +103,8 @@ struct Step {
     Floats x;                           // [tokens][hidden], the residual stream
     Floats qkv;                         // [tokens][q_rows + 2 kv_rows]
     Floats partials;                    // [partials][heads][kPartialHeader + head_dim]
-    Floats gate, up;                    // [tokens][ffn_width]
-    Floats gate_sums;                   // [tokens][ffn_width / 32]
+    Floats up;                          // [tokens][ffn_width]
+    Floats gate, gate_scaled, gate_sums;  // Activations, leading dimension ffn_width
     Floats logits;                      // [samples][vocab_width]
     Floats angles;                      // [tokens][head_dim]: cos, sin of each pair
     std::vector<uint8_t> saved;         // [rows][pieces][row_bytes]
