@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-for folder in (Path(__file__).parent, Path(__file__).parents[2]):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # tests import the harness and the fixtures package by name
+# Tests import the harness and the fixtures package by name.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from decoding import MakeRig, Rig
 from fixtures.tiny_model import TinyShape, write_tiny_model

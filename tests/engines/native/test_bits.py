@@ -111,7 +111,7 @@ def test_untouched_rows_pass_the_check(make_rig: MakeRig, recheck: int) -> None:
     assert result.token is not None
     assert np.array_equal(rig.rows(handle)[:69], before)
     plain = make_rig("Q4_1", SHAPE)
-    other, item = _restored(plain, 70, 0)
+    _, item = _restored(plain, 70, 0)
     assert plain.step(item)[0].token == result.token
 
 
@@ -149,7 +149,7 @@ def test_damage_to_earlier_positions_shows_in_the_checked_rows(make_rig: MakeRig
 def test_a_failed_check_leaves_its_neighbours_alone(make_rig: MakeRig) -> None:
     rig = make_rig("Q4_1", SHAPE)
     damaged, first = _restored(rig, 40, 1)
-    sound, second = _restored(rig, 50, 1)
+    _, second = _restored(rig, 50, 1)
     rig.row(damaged, 38, 1)[5] ^= 4
     results = rig.step(first, second)
     assert [r.verified for r in results] == [False, True]

@@ -100,7 +100,10 @@ def test_writes_describe_the_step(make_rig: MakeRig) -> None:
     lengths = [ctypes.c_uint32.from_address(w.state_length) for w in writes]
     assert [length.value for length in lengths] == [0, 0]
     rig.decoder.run()
-    assert [(w.key, w.generation, w.first, w.count, w.state_offset) for w in writes] == [(1, 7, 0, 4, 1), (2, 7, 0, 12, 0)]
+    assert [(w.key, w.generation, w.first, w.count, w.state_offset) for w in writes] == [
+        (1, 7, 0, 4, 1),
+        (2, 7, 0, 12, 0),
+    ]
     assert [length.value for length in lengths] == [16, 0]  # only the first one reached its last known position
     token = ctypes.c_uint32.from_address(writes[0].state).value
     results = rig.decoder.commit()

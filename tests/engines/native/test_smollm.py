@@ -94,7 +94,7 @@ def _transformers_model(rig: Rig) -> Any:
 
 @pytest.mark.torch
 def test_twenty_prompts_match_transformers_token_for_token(rig: Rig, tokenizer: Tokenizer) -> None:
-    """Greedy tokens are transformers' argmax at every position, with logits within 1e-3; alternately raw and as a chat."""
+    """Greedy tokens are transformers' argmax at every position, logits within 1e-3; raw text and chats in turn."""
     torch = pytest.importorskip("torch")
     model = _transformers_model(rig)
     worst = 0.0
