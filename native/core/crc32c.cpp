@@ -1,5 +1,7 @@
 #include "crc32c.hpp"
 
+#include "crc32c_fold.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -111,7 +113,19 @@ const bool have_sse42 = __builtin_cpu_supports("sse4.2");
 
 #endif
 
+const bool have_fold = crc32c_fold_usable();
+// Below this the crc32 instruction is done before the registers of a fold are reduced to one.
+constexpr size_t fold_from = 2 * crc32c_fold_block;
+// A record this large would push out of the caches what the engine computes with, and nobody reads it before a takeover.
+constexpr size_t past_caches_from = 256 << 10;
+
 uint32_t raw(uint32_t c, const uint8_t* p, size_t n) {
+    if (have_fold && n >= fold_from) {
+        const size_t k = n - n % crc32c_fold_block;
+        c = crc32c_fold(c, p, k);
+        p += k;
+        n -= k;
+    }
 #if defined(__x86_64__)
     if (have_sse42) return raw_sse42(c, p, n);
 #endif
@@ -132,6 +146,13 @@ uint32_t crc32c_copy(uint32_t crc, void* to, const void* from, size_t n) {
     auto* t = static_cast<uint8_t*>(to);
     auto* f = static_cast<const uint8_t*>(from);
     uint32_t c = ~crc;
+    if (have_fold && n >= fold_from) {
+        const size_t k = n - n % crc32c_fold_block;
+        c = crc32c_fold_copy(c, t, f, k, n >= past_caches_from && reinterpret_cast<uintptr_t>(t) % 64 == 0);
+        t += k;
+        f += k;
+        n -= k;
+    }
     while (n > 0) {
         const size_t k = std::min(n, piece);
         std::memcpy(t, f, k);
@@ -144,6 +165,7 @@ uint32_t crc32c_copy(uint32_t crc, void* to, const void* from, size_t n) {
 }
 
 const char* crc32c_kind() {
+    if (have_fold) return "avx512-vpclmulqdq";
 #if defined(__x86_64__)
     if (have_sse42) return "sse4.2";
 #endif

@@ -11,7 +11,7 @@ uint32_t crc32c(uint32_t crc, const void* data, size_t n);
 // Copies n bytes and returns crc32c(crc, from, n); the bytes hashed are those that were written to `to`.
 uint32_t crc32c_copy(uint32_t crc, void* to, const void* from, size_t n);
 
-// "sse4.2", "armv8-crc" or "table"
+// "avx512-vpclmulqdq", "sse4.2" or "table"
 const char* crc32c_kind();
 
 // The table form, for the differential test.

@@ -24,11 +24,14 @@ class Lines:
     def __init__(self, write: Callable[[str], None] = say) -> None:
         self._write = write
         self._counts: list[int] = []
+        self._title = ""
         self._kills = 0
         self._next = 0.0
 
     def begin(self, title: str, requests: Sequence[Request]) -> None:
         """See `trial.Stage`."""
+        self._kills = self._kills if title == self._title else 0
+        self._title = title
         self._counts = [0] * len(requests)
         self._next = time.monotonic() + _LINE_SECONDS
         self._write(f"{title}: {len(requests)} streams of {requests[0].tokens} tokens")
@@ -78,6 +81,7 @@ class Live:
 
     def begin(self, title: str, requests: Sequence[Request]) -> None:
         """See `trial.Stage`."""
+        self._kills = self._kills if title == self._title else 0
         self._title = title
         self._requests = list(requests)
         self._counts = [0] * len(requests)

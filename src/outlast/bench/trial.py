@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import IO, Protocol
 
 from outlast.bench.prompts import conversation
+from outlast.bench.report import say
 from outlast.bench.rounds import Kill, Request, Round, Watcher
 from outlast.bench.transcripts import Transcript, Verdict, judge
 from outlast.core.errors import OutlastError
@@ -25,6 +27,7 @@ _TEMPERATURE = 0.9
 #: Prompts end at a sentence, and the pool is handed out in blocks: room beyond context and tokens.
 _SLACK_TOKENS = 192
 _LEAST_POOL_TOKENS = 8192
+_MESSAGES_SHOWN = 16 << 10  #: bytes of the server's last messages that are shown when something went wrong
 
 
 class Stage(Watcher, Protocol):
@@ -91,10 +94,23 @@ def run_trial(
     Raises `OutlastError` if the streams end before a kill is possible, again and again.
     """
     trial = Trial()
-    # The server ends with the thread that started it: this one.
-    with SubprocessServer(settings) as server:
-        asyncio.run(_trial(server, settings, requests, kills, random.Random(seed), stage, title, reference, trial))
+    with tempfile.TemporaryFile() as messages:
+        try:
+            # The server ends with the thread that started it: this one.
+            with SubprocessServer(settings, stderr=messages.fileno()) as server:
+                asyncio.run(_trial(server, settings, requests, kills, random.Random(seed), stage, title, reference, trial))
+            if not trial.verdict(trial.references or trial.rounds[0]).identical:
+                _show(messages)
+        except Exception:
+            _show(messages)
+            raise
     return trial
+
+
+def _show(messages: IO[bytes]) -> None:
+    """Takeovers are announced on the server's standard error; they matter only when something is wrong."""
+    messages.seek(max(0, messages.seek(0, 2) - _MESSAGES_SHOWN))
+    say("the server's messages:\n" + messages.read().decode(errors="replace"))
 
 
 async def _trial(
