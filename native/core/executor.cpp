@@ -1,5 +1,6 @@
 #include "executor.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace outlast {
@@ -9,7 +10,8 @@ namespace {
 // the next task of a running plan and short enough not to starve a neighbour on a shared core.
 constexpr int spins_before_sleep = 2000;
 constexpr uint64_t sleep_slice_us = 50000;  // an upper bound only; sleepers are woken
-constexpr size_t kept_errors = 256;
+constexpr uint64_t full_ring_slice_us = 1000;  // a place may come free without a completion that wakes us
+constexpr size_t kept_errors = 1024;
 constexpr uint32_t assisting_caller = 0;
 }  // namespace
 
@@ -39,10 +41,16 @@ uint32_t Executor::register_operator(uint64_t fn, uint32_t abi) {
 }
 
 uint64_t Executor::flip(uint32_t op, uint64_t fn, bool keep_fn, Clock::time_point deadline) {
-    std::lock_guard lock(table_mutex_);
     if (op >= operators_.load(std::memory_order_seq_cst)) throw std::out_of_range("no such operator");
     Entry& e = slots_[op];
-    if (!wait(e.flip_ticket.load(std::memory_order_seq_cst), deadline)) return 0;
+    // All tickets up to the last flip, not that one alone: an earlier one may still run what stands on the other side.
+    const auto free = [&] { return ring_.completed() >= e.flip_ticket.load(std::memory_order_seq_cst); };
+    std::unique_lock lock(table_mutex_, std::defer_lock);
+    do {  // wait outside the lock, which others need meanwhile
+        if (lock.owns_lock()) lock.unlock();
+        if (!wait_for(free, deadline)) return 0;
+        lock.lock();
+    } while (!free());
     const uint64_t word = e.word.load(std::memory_order_relaxed);
     const uint64_t side = (word & 1) ^ 1;
     if (keep_fn) {
@@ -90,6 +98,7 @@ uint64_t Executor::put(const ol_task& task) {
 }
 
 uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
+    if (task.after > ring_.tail()) throw std::invalid_argument("the ticket to wait for was not given out");
     ol_env env{};
     env.worker = assisting_caller;
     for (int spins = 0;; ++spins) {
@@ -98,20 +107,19 @@ uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
             return ticket;
         }
         if (Clock::now() >= deadline) return 0;
-        if (!run_one(env) && spins > spins_before_sleep) {
+        if (!run_one(env, false) && spins > spins_before_sleep) {
             const uint64_t seen = ring_.completed();
-            done_.sleep(1000, [&] { return ring_.completed() != seen || !ring_.empty(); });
+            done_.sleep(full_ring_slice_us, [&] { return ring_.completed() != seen; });
         }
     }
 }
 
-bool Executor::wait(uint64_t ticket, Clock::time_point deadline) {
+template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadline) {
     ol_env env{};
     env.worker = assisting_caller;
     int spins = 0;
-    while (!ring_.is_done(ticket)) {
-        if (ticket > ring_.tail()) throw std::out_of_range("no such ticket");
-        if (run_one(env)) {
+    while (!done()) {
+        if (run_one(env, false)) {
             spins = 0;
             continue;
         }
@@ -120,73 +128,119 @@ bool Executor::wait(uint64_t ticket, Clock::time_point deadline) {
             if ((spins & 63) != 0) continue;
         }
         const auto now = Clock::now();
-        if (now >= deadline) return ring_.is_done(ticket);
+        if (now >= deadline) return done();
         if (spins >= spins_before_sleep) {
             const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
             done_.sleep(std::min<uint64_t>(sleep_slice_us, static_cast<uint64_t>(left) + 1),
-                        [&] { return ring_.is_done(ticket) || !ring_.empty(); });
+                        [&] { return done() || ring_.has([this](uint64_t after) { return ring_.completed() >= after; }); });
         }
     }
     return true;
 }
 
+bool Executor::wait(uint64_t ticket, Clock::time_point deadline) {
+    if (ticket > ring_.tail()) throw std::out_of_range("no such ticket");
+    return wait_for([&] { return ring_.is_done(ticket); }, deadline);
+}
+
+uint32_t Executor::begin_plan(Clock::time_point deadline) {
+    uint32_t found = 0;
+    const auto take = [&] {
+        const uint32_t count = plan_counter_.fetch_add(1, std::memory_order_relaxed) + 1;
+        for (uint32_t i = 0; i < plan_slots; ++i) {
+            const uint32_t at = (count + i) & (plan_slots - 1);
+            uint64_t until = plans_[at].until.load(std::memory_order_acquire);
+            if (until == plan_runs || ring_.completed() < until) continue;
+            if (!plans_[at].until.compare_exchange_strong(until, plan_runs, std::memory_order_acq_rel)) continue;
+            std::lock_guard lock(error_mutex_);
+            plans_[at].first = {0, 0, OL_OK, {}};
+            plans_[at].failed.store(0, std::memory_order_relaxed);
+            found = (count << plan_bits) | at;
+            if (found == 0) found = (1u << plan_bits) | at;  // 0 means "no plan"
+            return true;
+        }
+        return false;
+    };
+    wait_for(take, deadline);
+    return found;
+}
+
 int32_t Executor::run(const ol_task* tasks, size_t count, Clock::time_point deadline, TaskError& error) {
     if (count == 0) return OL_OK;
-    uint32_t plan = plan_counter_.fetch_add(1, std::memory_order_relaxed) + 1;
-    if (plan == 0) plan = plan_counter_.fetch_add(1, std::memory_order_relaxed) + 1;
-    const uint64_t errors_before = error_count_.load(std::memory_order_seq_cst);
-    std::vector<uint64_t> tickets(count);
+    for (size_t i = 0; i < count; ++i)
+        if (tasks[i].after > i) throw std::invalid_argument("a task of a plan may wait only for an earlier task of it");
+    std::vector<uint64_t> tickets(count, 0);
+    const uint32_t number = begin_plan(deadline);
+    if (number == 0) return 1;
+    Plan& plan = plans_[number & (plan_slots - 1)];
+    uint64_t newest = 0;
+    const auto give_up = [&] {
+        plan.failed.store(number, std::memory_order_seq_cst);
+        plan.until.store(newest, std::memory_order_release);
+        return 1;
+    };
     for (size_t i = 0; i < count; ++i) {
         ol_task t = tasks[i];
-        if (t.after > i) throw std::invalid_argument("a task of a plan may wait only for an earlier task of it");
         t.after = t.after == 0 ? 0 : tickets[t.after - 1];
-        t.plan = plan;
-        tickets[i] = put(t);
-        if (tickets[i] == 0) {
+        t.plan = number;
+        uint64_t ticket = put(t);
+        if (ticket == 0) {
             work_.notify();
-            tickets[i] = submit(t, deadline);
-            if (tickets[i] == 0) return 1;
+            ticket = submit(t, deadline);
+            if (ticket == 0) return give_up();
         }
+        tickets[i] = newest = ticket;
         if ((i & 31) == 0) work_.notify();
     }
     work_.notify();
     for (size_t i = count; i-- > 0;) {  // the last first: while it is not done, this thread runs the others
-        if (!wait(tickets[i], deadline)) return 1;
+        if (!wait(tickets[i], deadline)) return give_up();
     }
-    if (error_count_.load(std::memory_order_seq_cst) == errors_before) return OL_OK;
-    std::lock_guard lock(error_mutex_);
-    for (const TaskError& e : errors_) {
-        if (e.ticket >= tickets.front() && e.ticket <= tickets.back() && e.status != OL_DEPENDENCY) {
-            for (uint64_t t : tickets) {
-                if (t == e.ticket) {
-                    error = e;
-                    return e.status;
-                }
-            }
-        }
+    int32_t status = OL_OK;
+    if (plan.failed.load(std::memory_order_acquire) == number) {
+        std::lock_guard lock(error_mutex_);
+        error = plan.first;
+        status = error.status;
     }
-    return OL_OK;
+    plan.until.store(0, std::memory_order_release);
+    return status;
 }
 
 int32_t Executor::status(uint64_t ticket, std::string* text) {
-    {
-        std::lock_guard lock(error_mutex_);
-        for (const TaskError& e : errors_) {
-            if (e.ticket == ticket) {
-                if (text != nullptr) *text = e.text;
-                return e.status;
-            }
+    bool failed = false;
+    const bool known = ring_.status(ticket, failed);
+    if (known && !failed) return OL_OK;
+    std::lock_guard lock(error_mutex_);
+    for (const TaskError& e : errors_) {
+        if (e.ticket == ticket) {
+            if (text != nullptr) *text = e.text;
+            return e.status;
         }
     }
-    int32_t out = OL_OK;
-    ring_.status(ticket, out);
-    return out;
+    if (!known && ticket > forgotten_) return OL_OK;
+    if (text != nullptr) *text = "how it ended is no longer known: too many tasks have failed since";
+    return OL_FAILED;
+}
+
+bool Executor::dependency_failed(uint64_t ticket) {
+    bool failed = false;
+    if (ring_.status(ticket, failed)) return failed;
+    return error_count_.load(std::memory_order_seq_cst) != 0 && status(ticket) != OL_OK;
 }
 
 void Executor::record_error(const ol_task& task, int32_t status, const char* text) {
     std::lock_guard lock(error_mutex_);
+    if (task.plan != 0) {
+        Plan& plan = plans_[task.plan & (plan_slots - 1)];
+        if (plan.failed.load(std::memory_order_relaxed) == task.plan) return;  // its first failure is what counts
+        plan.first = {task.seq, task.op, status, text};
+        plan.failed.store(task.plan, std::memory_order_release);
+    }
     errors_.push_back({task.seq, task.op, status, text});
-    if (errors_.size() > kept_errors) errors_.pop_front();
+    if (errors_.size() > kept_errors) {
+        forgotten_ = std::max(forgotten_, errors_.front().ticket);
+        errors_.pop_front();
+    }
     error_count_.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -202,13 +256,15 @@ void Executor::execute(const ol_task& task, ol_env& env) {
                 done_.sleep(sleep_slice_us, [&] { return ring_.completed() >= task.after || stop_.load(); });
             }
         }
-        int32_t earlier = OL_OK;
-        if (ring_.status(task.after, earlier) && earlier != OL_OK) {
+        if (ring_.completed() < task.after) {
+            status = OL_DEPENDENCY;
+            text = "the executor was stopped before the task it waits for was done";
+        } else if (dependency_failed(task.after)) {
             status = OL_DEPENDENCY;
             text = "the task it waits for failed";
         }
     }
-    if (status == OL_OK && task.plan != 0 && failed_plan_[task.plan % plan_slots].load(std::memory_order_acquire) == task.plan) {
+    if (status == OL_OK && task.plan != 0 && plans_[task.plan & (plan_slots - 1)].failed.load(std::memory_order_acquire) == task.plan) {
         status = OL_DEPENDENCY;
         text = "an earlier task of its plan failed";
     }
@@ -227,21 +283,18 @@ void Executor::execute(const ol_task& task, ol_env& env) {
             slots_[task.op].calls.fetch_add(1, std::memory_order_relaxed);
         }
     }
-    if (status != OL_OK) {
-        if (task.plan != 0) failed_plan_[task.plan % plan_slots].store(task.plan, std::memory_order_release);
-        record_error(task, status, text);
-    }
+    if (status != OL_OK) record_error(task, status, text);
     executed_.fetch_add(1, std::memory_order_relaxed);
     if (const uint64_t beat = heartbeat_.load(std::memory_order_acquire)) {
         std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(beat)).fetch_add(1, std::memory_order_relaxed);
     }
-    ring_.complete(task.seq, status);
+    ring_.complete(task.seq, status != OL_OK);
     done_.notify();
 }
 
-bool Executor::run_one(ol_env& env) {
+bool Executor::run_one(ol_env& env, bool may_wait) {
     ol_task task;
-    if (!ring_.try_take(task)) return false;
+    if (!ring_.try_take(task, [&](uint64_t after) { return may_wait || ring_.completed() >= after; })) return false;
     execute(task, env);
     return true;
 }
@@ -251,7 +304,7 @@ void Executor::worker_main(uint32_t number) {
     env.worker = number;
     int spins = 0;
     while (!stop_.load(std::memory_order_seq_cst)) {
-        if (run_one(env)) {
+        if (run_one(env, true)) {
             spins = 0;
         } else if (++spins < spins_before_sleep) {
             cpu_relax();

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -42,15 +43,19 @@ class Executor {
     bool quiescent(uint32_t op) const;  // the side that is not active can no longer be running or run
     ol_slot slot(uint32_t op) const;
 
-    // Submits one task; 0 when the ring stays full until the deadline.
+    // Submits one task; 0 when the ring stays full until the deadline.  Throws std::invalid_argument if `after` names a
+    // ticket that was not given out: it would never run.
     uint64_t submit(const ol_task& task, Clock::time_point deadline);
     // Waits until `ticket` is done, running tasks meanwhile; false at the deadline.
     bool wait(uint64_t ticket, Clock::time_point deadline);
     // Submits a plan (`after` counts tasks of the plan from 1) and waits for all of it.
-    // Returns OL_OK, the first failing status with `error` filled, or 1 at the deadline.
+    // Returns OL_OK, the first failing status with `error` filled, or 1 at the deadline.  Then tasks that were not
+    // started will not be run, but one that was goes on: what the plan points to must outlive it.
+    // Throws std::invalid_argument, before anything was submitted, if a task waits for itself or a later one.
     int32_t run(const ol_task* tasks, size_t count, Clock::time_point deadline, TaskError& error);
 
-    // Status of a done ticket.  A failure is found even long after; a success of long ago reads as OL_OK.
+    // Status of a done ticket.  The last 1024 failures are kept.  A ticket so old that its failure might have
+    // been forgotten reads as OL_FAILED, never as OL_OK.
     int32_t status(uint64_t ticket, std::string* text = nullptr);
 
     void set_heartbeat(uint64_t address) { heartbeat_.store(address, std::memory_order_release); }
@@ -68,8 +73,20 @@ class Executor {
         std::atomic<uint64_t> calls{0};
     };
 
+    // Plans that run now, up to plan_slots at once.  Plan number = (count << plan_bits) | place in this table.
+    static constexpr uint32_t plan_bits = 6, plan_slots = 1u << plan_bits;
+    static constexpr uint64_t plan_runs = ~uint64_t{0};
+    struct Plan {
+        std::atomic<uint64_t> until{0};   // 0 = free, plan_runs = its run() goes on, else free once this ticket is passed
+        std::atomic<uint32_t> failed{0};  // the plan's number once a task of it failed
+        TaskError first{0, 0, 0, {}};     // its first failure; under error_mutex_
+    };
+
     void worker_main(uint32_t number);
-    bool run_one(ol_env& env);
+    bool run_one(ol_env& env, bool may_wait);
+    template <class Done> bool wait_for(Done done, Clock::time_point deadline);
+    uint32_t begin_plan(Clock::time_point deadline);
+    bool dependency_failed(uint64_t ticket);
     void execute(const ol_task& task, ol_env& env);
     void record_error(const ol_task& task, int32_t status, const char* text);
     uint64_t put(const ol_task& task);
@@ -84,10 +101,10 @@ class Executor {
     std::atomic<uint64_t> heartbeat_{0};
     std::atomic<uint64_t> executed_{0};
     std::atomic<uint32_t> plan_counter_{0};
-    static constexpr uint32_t plan_slots = 64;
-    std::array<std::atomic<uint32_t>, plan_slots> failed_plan_{};
+    std::array<Plan, plan_slots> plans_;
     std::mutex error_mutex_;
-    std::deque<TaskError> errors_;  // the newest 256 failures
+    std::deque<TaskError> errors_;  // the newest failures
+    uint64_t forgotten_ = 0;        // highest ticket whose failure left that list
     std::atomic<uint64_t> error_count_{0};
     std::vector<std::thread> threads_;
 };

@@ -8,11 +8,13 @@
  *
  *   word              written by                 ordering
  *   ring.tail         producer, compare-and-swap seq_cst; claims ticket tail + 1
- *   task body         the claiming producer      plain, before seq
+ *   task body         the claiming producer      plain, before seq; `after` relaxed, so that a thread which helps out
+ *                                                can look whether the next task may run before it claims it
  *   task.seq          producer: := ticket        release ("full");  consumer reads with acquire
  *                     consumer: := ticket+cap-1  release ("empty"), only after the body was copied out
  *   ring.head         consumer, compare-and-swap acquire/relaxed; claims the task to copy
- *   done[slot]        the worker that ran it     status relaxed, then ticket seq_cst
+ *   done[slot]        the worker that ran it     ticket << 1 | failed, one seq_cst store, so that nobody reads the
+ *                                                outcome of another ticket; code and text are kept beside the ring
  *   ring.completed    any worker, CAS forward    seq_cst; all tickets <= completed are done.  The store of
  *                     done[] and the loads that look for the next finished ticket are seq_cst, so that of two workers
  *                     which finish neighbouring tickets at once at least one sees the other's
@@ -20,9 +22,12 @@
  *                     on signal; whoever publishes work or a completion looks at sleepers (seq_cst) afterwards
  *
  * A producer may claim ticket t only when ticket t - capacity is done, so a done[] entry is never
- * overtaken and at most `capacity` tasks are outstanding.  Consumers claim in ticket order; a task
- * whose `after` is not yet reached waits in the worker that claimed it.  Since after < ticket, the
- * lowest unfinished ticket can always run: no deadlock, whatever the number of workers.
+ * overtaken and at most `capacity` tasks are outstanding.  `completed` may lag behind done[], even by
+ * a whole lap: whoever advances it takes a later ticket in the place as proof of the earlier one.
+ * Consumers claim in ticket order; a task whose `after` is not yet reached waits in the worker that
+ * claimed it.  A thread that only helps out while it waits has a deadline of its own and leaves such a
+ * task alone.  Since after < ticket (submission refuses others), the lowest unfinished ticket can
+ * always run: no deadlock, whatever the number of workers.
  */
 #ifndef OUTLAST_TASK_H
 #define OUTLAST_TASK_H

@@ -1,0 +1,387 @@
+// Stress of ring, slot table and plans; built with and without ThreadSanitizer by tests/core/test_ring_stress.py.
+//
+//     ring_stress SEED SCALE
+//
+// Each scenario states an invariant of outlast/task.h and ends the program with a text when it does not hold.  Operators
+// write plain (not atomic) memory wherever the protocol promises an order, so that the sanitizer checks the promise.
+#include "../core/executor.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <utility>
+
+using namespace outlast;
+using std::chrono::milliseconds;
+
+namespace {
+
+uint64_t seed_value = 1;
+uint32_t scale = 1;
+
+[[noreturn]] void broken(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    std::fprintf(stderr, "seed %llu: ", static_cast<unsigned long long>(seed_value));
+    std::vfprintf(stderr, format, args);
+    std::fputc('\n', stderr);
+    va_end(args);
+    std::_Exit(1);
+}
+
+Clock::time_point in(int64_t ms) { return Clock::now() + milliseconds(ms); }
+constexpr int64_t plenty = 120000;
+
+ol_task task_of(uint32_t op, uint64_t a0 = 0, uint64_t a1 = 0, uint64_t a2 = 0, uint64_t after = 0) {
+    ol_task t{};
+    t.op = op;
+    t.after = after;
+    t.parts = 1;
+    t.arg[0] = a0;
+    t.arg[1] = a1;
+    t.arg[2] = a2;
+    return t;
+}
+
+template <class T> uint64_t address(T* p) { return reinterpret_cast<uint64_t>(p); }
+uint64_t address(ol_op_fn fn) { return reinterpret_cast<uint64_t>(fn); }
+
+// First tickets just below 2^32, so that every run crosses it.
+uint64_t below_wrap(uint32_t capacity) { return (uint64_t{1} << 32) - 4 * capacity; }
+
+void settle(Executor& e) {
+    if (!e.wait(e.tail(), in(plenty))) broken("the last ticket does not end");
+    const auto limit = in(plenty);
+    while (e.completed() != e.tail()) {  // a worker may be between its last store and the next look
+        if (Clock::now() > limit)
+            broken("completed stands at %llu though all %llu tickets are done", static_cast<unsigned long long>(e.completed()),
+                   static_cast<unsigned long long>(e.tail()));
+        std::this_thread::yield();
+    }
+}
+
+// ---- every task once, status by ticket -----------------------------------------------------------------------------
+
+int32_t count_op(const ol_task* task, ol_env* env) {
+    reinterpret_cast<std::atomic<uint32_t>*>(task->arg[0])->fetch_add(1, std::memory_order_relaxed);
+    if (task->arg[1] == 0) return OL_OK;
+    std::snprintf(env->error, sizeof env->error, "code %llu", static_cast<unsigned long long>(task->arg[1]));
+    return -static_cast<int32_t>(task->arg[1]);
+}
+
+void every_task_once(uint32_t capacity, uint32_t workers, uint32_t producers) {
+    Executor e(capacity, workers, below_wrap(capacity));
+    const uint32_t op = e.register_operator(address(count_op), OL_ABI_VERSION);
+    const uint32_t each = 4000 * scale / producers;
+    std::vector<std::atomic<uint32_t>> ran(static_cast<size_t>(producers) * each);
+    std::vector<std::thread> threads;
+    for (uint32_t p = 0; p < producers; ++p) {
+        threads.emplace_back([&, p] {
+            std::mt19937_64 rng(seed_value * 977 + p);
+            for (uint32_t i = 0; i < each; ++i) {
+                const size_t at = static_cast<size_t>(p) * each + i;
+                const uint64_t code = rng() % 8 == 0 ? 100 + rng() % 900 : 0;
+                const uint64_t ticket = e.submit(task_of(op, address(&ran[at]), code), in(plenty));
+                if (ticket == 0) broken("a place in the ring never came free");
+                if (code == 0 && rng() % 4 != 0) continue;
+                if (!e.wait(ticket, in(plenty))) broken("a ticket does not end");
+                std::string text;
+                const int32_t status = e.status(ticket, &text);
+                if (status == OL_FAILED && text.starts_with("how it ended is no longer known")) continue;
+                if (status != -static_cast<int32_t>(code)) broken("ticket %llu of code %llu has status %d", static_cast<unsigned long long>(ticket),
+                                                                  static_cast<unsigned long long>(code), status);
+                if (code != 0 && text != "code " + std::to_string(code)) broken("text of another ticket: %s", text.c_str());
+            }
+        });
+    }
+    for (auto& t : threads) t.join();
+    settle(e);
+    for (const auto& n : ran)
+        if (n.load() != 1) broken("a task ran %u times", n.load());
+    if (e.executed() != uint64_t{producers} * each) broken("executed counts %llu", static_cast<unsigned long long>(e.executed()));
+}
+
+// ---- after ---------------------------------------------------------------------------------------------------------
+
+int32_t chain_op(const ol_task* task, ol_env*) {
+    auto* value = reinterpret_cast<uint64_t*>(task->arg[0]);  // plain: ordered by `after` alone
+    if (*value != task->arg[1]) return OL_FAILED;
+    *value = task->arg[1] + 1;
+    return OL_OK;
+}
+
+void chains_run_in_order(uint32_t capacity, uint32_t workers, uint32_t producers) {
+    Executor e(capacity, workers, below_wrap(capacity));
+    const uint32_t op = e.register_operator(address(chain_op), OL_ABI_VERSION);
+    const uint64_t each = 2000 * scale / producers;
+    std::vector<std::array<uint64_t, 16>> value(producers);
+    std::vector<std::thread> threads;
+    for (uint32_t p = 0; p < producers; ++p) {
+        threads.emplace_back([&, p] {
+            uint64_t last = 0;
+            for (uint64_t i = 0; i < each; ++i) {
+                last = e.submit(task_of(op, address(value[p].data()), i, 0, last), in(plenty));
+                if (last == 0) broken("a place in the ring never came free");
+            }
+            if (!e.wait(last, in(plenty))) broken("a chain does not end");
+            if (value[p][0] != each) broken("a chain of %llu ends at %llu", static_cast<unsigned long long>(each),
+                                            static_cast<unsigned long long>(value[p][0]));
+        });
+    }
+    for (auto& t : threads) t.join();
+    settle(e);
+}
+
+// ---- swap and rollback ---------------------------------------------------------------------------------------------
+
+constexpr size_t versions = 8;
+std::array<std::atomic<bool>, versions> unloaded;
+std::array<int, versions> code_memory;  // plain: "unmapping" writes it, running code reads it
+
+template <size_t N> int32_t version_op(const ol_task* task, ol_env*) {
+    int sum = code_memory[N];
+    for (uint64_t i = 0; i < task->arg[1]; ++i) cpu_relax();
+    if (task->arg[1] > 200) std::this_thread::yield();
+    sum += code_memory[N];
+    if (unloaded[N].load(std::memory_order_relaxed)) broken("version %zu runs after it was unloaded", N);
+    return sum < 0 ? OL_FAILED : OL_OK;
+}
+
+template <size_t... N> std::array<ol_op_fn, versions> all_versions(std::index_sequence<N...>) { return {version_op<N>...}; }
+
+void load(size_t n) {
+    code_memory[n] = 1;
+    unloaded[n].store(false);
+}
+
+void unload(size_t n) {
+    unloaded[n].store(true);
+    code_memory[n] = 0;
+}
+
+void old_code_may_go_once_quiescent(uint32_t capacity, uint32_t workers, uint32_t producers) {
+    const auto fn = all_versions(std::make_index_sequence<versions>{});
+    Executor e(capacity, workers, below_wrap(capacity));
+    for (size_t i = 0; i < versions; ++i) unload(i);
+    load(0);
+    const uint32_t op = e.register_operator(address(fn[0]), OL_ABI_VERSION);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (uint32_t p = 0; p < producers; ++p) {
+        threads.emplace_back([&, p] {
+            std::mt19937_64 rng(seed_value * 31 + p);
+            while (!stop.load()) {
+                const uint64_t ticket = e.submit(task_of(op, 0, rng() % 16 == 0 ? 300 + rng() % 2000 : rng() % 20), in(plenty));
+                if (ticket == 0) broken("a place in the ring never came free");
+                if (rng() % 8 == 0) e.wait(ticket, in(plenty));
+            }
+        });
+    }
+    std::mt19937_64 rng(seed_value);
+    size_t active = 0, other = versions;  // `other`: on the inactive side, perhaps still running
+    uint64_t generation = 1;
+    for (uint32_t i = 0; i < 150 * scale; ++i) {
+        size_t next = rng() % versions;
+        while (next == active || next == other) next = (next + 1) % versions;
+        load(next);
+        if (e.swap(op, address(fn[next]), OL_ABI_VERSION, in(plenty)) == 0) broken("a swap timed out");
+        ++generation;
+        if (other != versions) unload(other);  // its side was overwritten
+        other = active;
+        active = next;
+        const uint64_t choice = rng() % 4;
+        if (choice == 0) {
+            if (e.rollback(op, in(plenty)) == 0) broken("a rollback timed out");
+            ++generation;
+            std::swap(active, other);
+        } else if (choice == 1) {
+            for (int spins = 0; spins < 100000 && !e.quiescent(op); ++spins) std::this_thread::yield();
+            if (e.quiescent(op)) {
+                unload(other);
+                load(other);
+            }
+        }
+        const ol_slot s = e.slot(op);
+        if ((s.word >> 1) != generation) broken("generation %llu after %llu publications", static_cast<unsigned long long>(s.word >> 1),
+                                                static_cast<unsigned long long>(generation));
+        if (s.fn[s.word & 1] != address(fn[active])) broken("another version is active than the one published last");
+    }
+    stop.store(true);
+    for (auto& t : threads) t.join();
+    settle(e);
+}
+
+// ---- refusal and deadlines -----------------------------------------------------------------------------------------
+
+struct Gate {
+    std::atomic<bool> entered{false}, open{false};
+};
+
+int32_t gate_op(const ol_task* task, ol_env*) {
+    auto* gate = reinterpret_cast<Gate*>(task->arg[0]);
+    gate->entered.store(true);
+    while (!gate->open.load()) std::this_thread::yield();
+    return OL_OK;
+}
+
+void full_ring_refuses_by_its_deadline(uint32_t capacity) {
+    Executor e(capacity, 1, below_wrap(capacity));
+    const uint32_t hold = e.register_operator(address(gate_op), OL_ABI_VERSION);
+    const uint32_t count = e.register_operator(address(count_op), OL_ABI_VERSION);
+    Gate gate;
+    std::atomic<uint32_t> ran{0};
+    const uint64_t held = e.submit(task_of(hold, address(&gate)), in(plenty));
+    while (!gate.entered.load()) std::this_thread::yield();
+    uint64_t last = held;
+    for (uint32_t i = 1; i < capacity; ++i) last = e.submit(task_of(count, address(&ran), 0, 0, held), in(plenty));
+    const auto started = Clock::now();
+    if (e.submit(task_of(count, address(&ran)), in(30)) != 0) broken("the ring took more than its capacity");
+    const auto took = Clock::now() - started;
+    if (took < milliseconds(29)) broken("a full ring refused before its deadline");
+    if (took > milliseconds(5000)) broken("a full ring held the caller past its deadline");
+    // The caller must not take a task whose turn has not come: it would be stuck in it past its own deadline.
+    const auto waiting = Clock::now();
+    if (e.wait(last, in(30))) broken("a ticket is done before the one it waits for");
+    if (Clock::now() - waiting > milliseconds(5000)) broken("a wait went past its deadline");
+    if (ran.load() != 0) broken("a task ran before the one it waits for");
+    gate.open.store(true);
+    if (!e.wait(last, in(plenty))) broken("tasks behind a gate do not end");
+    settle(e);
+    if (ran.load() != capacity - 1) broken("%u of %u tasks ran", ran.load(), capacity - 1);
+}
+
+// A ticket that is done early says nothing about those before it.
+void swap_waits_for_all_tickets_before_the_flip() {
+    Executor e(8, 2);
+    const uint32_t op = e.register_operator(address(gate_op), OL_ABI_VERSION);
+    const uint32_t count = e.register_operator(address(count_op), OL_ABI_VERSION);
+    Gate gate;
+    std::atomic<uint32_t> ran{0};
+    e.submit(task_of(op, address(&gate)), in(plenty));
+    while (!gate.entered.load()) std::this_thread::yield();
+    const uint64_t last = e.submit(task_of(count, address(&ran)), in(plenty));
+    if (!e.wait(last, in(plenty))) broken("a free task does not end");
+    if (e.swap(op, address(count_op), OL_ABI_VERSION, in(plenty)) == 0) broken("the first swap has nothing to wait for");
+    if (e.quiescent(op)) broken("quiescent while the old code runs");
+    if (e.swap(op, address(chain_op), OL_ABI_VERSION, in(50)) != 0) broken("a swap overwrote code that a task is running");
+    gate.open.store(true);
+    if (e.swap(op, address(chain_op), OL_ABI_VERSION, in(plenty)) == 0) broken("the second swap timed out");
+    settle(e);
+}
+
+// ---- plans ---------------------------------------------------------------------------------------------------------
+
+struct PlanState {
+    uint32_t ran = 0;  // plain: the plan's tasks follow each other
+};
+
+int32_t plan_op(const ol_task* task, ol_env* env) {
+    auto* state = reinterpret_cast<PlanState*>(task->arg[0]);
+    state->ran += 1;
+    if (task->arg[1] == 0) return OL_OK;
+    std::snprintf(env->error, sizeof env->error, "plan %llu", static_cast<unsigned long long>(task->arg[2]));
+    return -static_cast<int32_t>(task->arg[1]);
+}
+
+void a_failing_plan_stops_and_others_do_not(uint32_t capacity, uint32_t workers, uint32_t runners) {
+    Executor e(capacity, workers, below_wrap(capacity));
+    const uint32_t op = e.register_operator(address(plan_op), OL_ABI_VERSION);
+    std::vector<std::thread> threads;
+    for (uint32_t p = 0; p < runners; ++p) {
+        threads.emplace_back([&, p] {
+            std::mt19937_64 rng(seed_value * 131 + p);
+            for (uint32_t round = 0; round < 30 * scale; ++round) {
+                // Some are longer than the list of errors that the executor keeps.
+                const size_t length = rng() % 10 == 0 ? 300 + rng() % 300 : 1 + rng() % 40;
+                const size_t fails = rng() % 2 == 0 ? rng() % length : length;
+                const uint64_t name = (uint64_t{p} << 32) | round;
+                PlanState state;
+                std::vector<ol_task> tasks;
+                for (size_t i = 0; i < length; ++i)
+                    tasks.push_back(task_of(op, address(&state), i == fails ? 5 : 0, name, i));
+                TaskError error{0, 0, 0, ""};
+                const int32_t status = e.run(tasks.data(), length, in(plenty), error);
+                const int32_t expected = fails == length ? OL_OK : -5;
+                if (status != expected) broken("a plan of %zu tasks of which %zu fails ends with %d", length, fails, status);
+                const size_t ran = fails == length ? length : fails + 1;
+                if (state.ran != ran) broken("%u tasks of a plan ran instead of %zu", state.ran, ran);
+                if (fails != length && error.text != "plan " + std::to_string(name)) broken("error of another plan: %s", error.text.c_str());
+            }
+        });
+    }
+    for (auto& t : threads) t.join();
+    settle(e);
+}
+
+// A plan has failed and one of its tasks goes on, while more plans fail beside it than the executor keeps errors or has
+// places for: its own error is still the one it ends with.
+void a_slow_plan_keeps_its_failure() {
+    Executor e(4096, 1);  // no more tasks than this may follow one that is not done
+    const uint32_t hold = e.register_operator(address(gate_op), OL_ABI_VERSION);
+    const uint32_t op = e.register_operator(address(plan_op), OL_ABI_VERSION);
+    Gate gate;
+    PlanState slow;
+    std::thread runner([&] {
+        TaskError error{0, 0, 0, ""};
+        const ol_task gated[] = {task_of(hold, address(&gate)), task_of(op, address(&slow), 7, 1)};
+        const int32_t status = e.run(gated, 2, in(plenty), error);
+        if (status != -7) broken("the slow plan ends with %d", status);
+    });
+    while (!gate.entered.load()) std::this_thread::yield();
+    for (uint32_t i = 0; i < 1500; ++i) {
+        PlanState state;
+        const ol_task task = task_of(op, address(&state), 9, i);
+        TaskError error{0, 0, 0, ""};
+        if (e.run(&task, 1, in(plenty), error) != -9) broken("a quick plan does not fail");
+    }
+    gate.open.store(true);
+    runner.join();
+    settle(e);
+}
+
+// Dependencies that failed are seen although their places in the ring were taken again meanwhile.
+void a_failed_dependency_is_seen_late(uint32_t workers) {
+    Executor e(4, workers);
+    const uint32_t op = e.register_operator(address(count_op), OL_ABI_VERSION);
+    std::atomic<uint32_t> ran{0}, other{0};
+    const uint64_t failed = e.submit(task_of(op, address(&other), 3), in(plenty));
+    if (!e.wait(failed, in(plenty))) broken("a ticket does not end");
+    uint64_t last = 0;
+    for (int i = 0; i < 64; ++i) last = e.submit(task_of(op, address(&other)), in(plenty));
+    if (!e.wait(last, in(plenty))) broken("a ticket does not end");
+    const uint64_t late = e.submit(task_of(op, address(&ran), 0, 0, failed), in(plenty));
+    if (!e.wait(late, in(plenty))) broken("a ticket does not end");
+    if (ran.load() != 0) broken("a task ran although the one it waits for failed");
+    if (e.status(late) != OL_DEPENDENCY) broken("status %d where a dependency failed", e.status(late));
+    settle(e);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) return 2;
+    seed_value = std::strtoull(argv[1], nullptr, 10);
+    scale = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    const uint32_t few = 2u << (seed_value % 3);  // 2, 4 or 8 places
+    std::puts("every task once");
+    every_task_once(few, 3, 3);
+    every_task_once(2, 2, 4);
+    every_task_once(few, 0, 3);
+    std::puts("chains");
+    chains_run_in_order(few, 3, 2);
+    chains_run_in_order(few, 0, 2);
+    std::puts("swap");
+    old_code_may_go_once_quiescent(few, 3, 2);
+    swap_waits_for_all_tickets_before_the_flip();
+    std::puts("refusal");
+    full_ring_refuses_by_its_deadline(few);
+    std::puts("plans");
+    a_failing_plan_stops_and_others_do_not(few, 2, 3);
+    a_failing_plan_stops_and_others_do_not(64, 0, 2);
+    a_slow_plan_keeps_its_failure();
+    a_failed_dependency_is_seen_late(2);
+    std::puts("ok");
+    return 0;
+}
