@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def interrupted(tiny: Path, owner: LogOwner) -> Run:
 
 
 def flip(owner: LogOwner, offset: int, bit: int) -> None:
-    with Memory.from_fd(__import__("os").dup(owner.fds()[0])) as memory:
+    with Memory.from_fd(os.dup(owner.fds()[0])) as memory:
         memory.buffer[offset] ^= 1 << bit
 
 
