@@ -93,6 +93,7 @@ class KVHandlers:
         self._executor = executor
         self._lock = threading.Lock()
         shipped = _native.operators()
+        self._prefix = prefix
         self.geometry = geometry
         self.specialised = False  #: whether the code in use has the geometry compiled in
         self.trouble = ""  #: why not, if it was tried
@@ -114,6 +115,18 @@ class KVHandlers:
             native=True,
         )  # fmt: skip
         self.inject(Library(path))
+
+    def change_geometry(self, geometry: KVGeometry) -> None:
+        """The region has another shape from here on: the shipped handlers come back at once, which fit any.
+
+        Tasks that were submitted before still run the code of their own geometry. Call `specialise` again afterwards.
+        """
+        shipped = _native.operators()
+        with self._lock:
+            self.geometry = geometry
+            self.specialised = False
+            for operator in (self.delta, self.apply, self.digest):
+                self._executor.swap(operator, shipped[operator.name.removeprefix(self._prefix)])
 
     def inject(self, library: Library) -> None:
         """Check the handlers in `library` against the reference and publish them; refused code changes nothing."""
