@@ -104,6 +104,7 @@ class ScriptedEngine:
         self._live: dict[int, _Sequence] = {}
         self._failures: list[tuple[int, str]] = []
         self._turn = 0
+        self._stepped = 0
 
     # --- the log
 
@@ -211,6 +212,7 @@ class ScriptedEngine:
             if s.request.key not in self._live:
                 return []
             s.tokens.append(s.next_token())
+            self._stepped += 1
             self._control.fault(POINT_BEFORE_COMMIT)
             self._write(s)
             self._control.fault(POINT_AFTER_COMMIT)
@@ -259,7 +261,12 @@ class ScriptedEngine:
 
     def stats(self) -> dict[str, float]:
         used = sum(self._read(slot)[0] != 0 for slot in range(SLOTS))
-        return {"running": len(self._live), "kv_blocks_used": used, "kv_blocks_total": SLOTS}
+        return {
+            "running": len(self._live),
+            "stepped_tokens": self._stepped,
+            "kv_blocks_used": used,
+            "kv_blocks_total": SLOTS,
+        }
 
     def close(self) -> None:
         self._map.close()

@@ -74,14 +74,16 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 15.0) -> 
     raise AssertionError(f"{what} did not happen within {seconds} s")
 
 
-def gauge(server: Any, name: str) -> float:
-    """A figure of /metrics, without labels."""
+def _read_gauge(server: Any, name: str) -> list[float]:
     status, text = request(server, "GET", "/metrics")
     assert status == 200
-    for line in text.decode().splitlines():
-        if line.startswith(name + " "):
-            return float(line.rpartition(" ")[2])
-    raise AssertionError(f"no {name} in /metrics")
+    return [float(line.rpartition(" ")[2]) for line in text.decode().splitlines() if line.startswith(name + " ")]
+
+
+def gauge(server: Any, name: str) -> float:
+    """A figure of /metrics, without labels. An engine's appear with its first report, within a second."""
+    found: list[float] = wait_for(lambda: _read_gauge(server, name), f"{name} is in /metrics", 5)
+    return found[0]
 
 
 def connect(server: Any, timeout: float = 60) -> http.client.HTTPConnection:

@@ -195,9 +195,10 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
 
 
 def test_no_worker_outlives_a_killed_supervisor() -> None:
-    server = SubprocessServer(Settings(port=0, assembly=ASSEMBLY))
-    wait_for(lambda: server.engine_pids("spare"), "a spare is ready")
+    server = SubprocessServer(Settings(port=0, assembly=ASSEMBLY, hang_timeout=60))
+    stopped = wait_for(lambda: server.engine_pids("spare"), "a spare is ready")[0]
     workers = server.engine_pids()
+    os.kill(stopped, signal.SIGSTOP)  # it can not see its socket close
     server.signal(signal.SIGKILL)
     server.wait(10)
     wait_for(lambda: not any(alive(pid) for pid in workers), "the workers are dead", 5)

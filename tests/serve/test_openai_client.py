@@ -6,7 +6,7 @@ import json
 
 import openai
 import pytest
-from serve_harness import MODEL, chat_body, client_of, request, stream, wait_for, whole_text
+from serve_harness import MODEL, chat_body, client_of, gauge, request, stream, wait_for, whole_text
 
 from outlast.serve.server import Server
 
@@ -118,7 +118,15 @@ def test_a_stop_string_across_tokens_is_never_shown(client: openai.OpenAI, serve
     assert text == "one two EN"
     assert finish == "stop"
     assert usage.completion_tokens == len("one two ENEND")
-    wait_for(lambda: server.health()["live"] == 0, "the engine is told to stop")
+
+
+def test_a_stop_string_ends_the_work_of_the_engine_too(server: Server) -> None:
+    said = "<<say:END" + "x" * 1400 + ">>"
+    assert whole_text(server, chat_body(said, stop="END", max_tokens=500)) == ""
+    # The engine may be a step ahead; nothing after that.
+    wait_for(lambda: gauge(server, "outlast_engine_kv_blocks_used") == 0, "the engine holds nothing", 5)
+    assert server.health()["live"] == 0
+    assert gauge(server, "outlast_engine_stepped_tokens") < 100
 
 
 def test_text_kept_back_for_a_stop_string_is_shown_when_the_answer_ends(client: openai.OpenAI) -> None:

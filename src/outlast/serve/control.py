@@ -156,7 +156,6 @@ class ControlPage:
     def end_step(self) -> None:
         """The engine returned: nobody is suspect any more."""
         self._put(_STATE, State.IDLE)
-        self._put(_COUNT, 0)
 
     @property
     def steps(self) -> int:
