@@ -13,7 +13,7 @@ from types import ModuleType
 
 import outlast.bench
 from outlast.cli import tables
-from outlast.core.errors import UsageError
+from outlast.core.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,10 @@ def _load(name: str) -> ModuleType:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, or run one: `run(args) -> dict`, with `configure(parser)` for options of its own."""
+    """List, or run one: `run(args) -> dict`, with `configure(parser)` for options of its own.
+
+    A report whose `ok` is false is a failure: something that must hold did not, beside the figures.
+    """
     if arguments.list or arguments.name is None:
         print(tables.columns([(name.replace("_", "-"), text) for name, text in names().items()]) or "none yet")
         return 0
@@ -55,4 +58,4 @@ def run(arguments: argparse.Namespace) -> int:
     options = parser.parse_args(arguments.rest)
     report = module.run(options)
     print(json.dumps(report, indent=1) if options.json else tables.facts(report))
-    return 0
+    return EXIT_DONE if report.get("ok", True) else EXIT_FAILED
