@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report. The overhead's key is that at a context of 1,000 tokens; the other one stands in `overhead_by_context`."""
+    """The report. Its overhead is that at a context of 1,000 tokens; `overhead_by_context` has the other one too."""
     if min(arguments.quads, arguments.region_mib, arguments.epochs) < 1:
         raise UsageError("nothing to measure", why="--quads, --region-mib and --epochs are at least 1")
     parts = arguments.only or _PARTS

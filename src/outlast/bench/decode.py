@@ -19,8 +19,9 @@ from outlast.bench.report import conditions, median, say, significant, spread
 from outlast.core.errors import UsageError
 from outlast.core.memory import Memory
 from outlast.engines.native import models
-from outlast.engines.native.engine import NativeEngine, open_weights, weights_bytes
+from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.gguf import Gguf
+from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.protocol import EngineRequest, SamplingParams
 
 if TYPE_CHECKING:

@@ -44,7 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The report; `identical` and `contradicted` decide. Raises `UsageError` for numbers that have no meaning."""
     kills, streams, tokens, context = arguments.kills, arguments.streams, arguments.tokens, arguments.context
-    for name, value, least in (("kills", kills, 1), ("streams", streams, 1), ("tokens", tokens, 16), ("context", context, 64)):
+    for name, value, least in (
+        ("kills", kills, 1),
+        ("streams", streams, 1),
+        ("tokens", tokens, 16),
+        ("context", context, 64),
+    ):
         if value < least:
             raise UsageError(f"--{name} {value}", why=f"it must be at least {least}")
     model, seed = arguments.model, arguments.seed

@@ -19,8 +19,8 @@ _PLACES = (
 _THINGS = (
     "a box of brass keys", "the ledger of 1911", "two jars of honey", "a broken sextant", "a letter without a stamp",
     "the map of the drains", "a pair of rowing gloves", "three loaves of rye bread", "the spare wheel", "a caged finch",
-    "a coil of wet rope", "the missing chess piece", "a lantern with blue glass", "the seed catalogue", "a silver whistle",
-    "an unpaid bill",
+    "a coil of wet rope", "the missing chess piece", "a lantern with blue glass", "the seed catalogue",
+    "a silver whistle", "an unpaid bill",
 )  # fmt: skip
 _TIMES = (
     "Before dawn", "At a quarter past six", "On the third of March", "During the storm", "After the bells had stopped",

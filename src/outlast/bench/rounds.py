@@ -128,9 +128,7 @@ class Round:
             waiting: set[asyncio.Future[None]] = {*streams, killer}
             while waiting:
                 before = self._progress()
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=_STALL_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, waiting = await asyncio.wait(waiting, timeout=_STALL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 if not done and self._progress() == before:
@@ -280,9 +278,9 @@ def parent_of(pid: int) -> int:
 def phases(kill: Kill) -> dict[str, float]:
     """Where the time of one recovery went, in milliseconds, from the server's account; {} if it has none.
 
-    detection: kill(2) to the supervisor's reaping the process; fence: to the raised writer epoch; scan, apply, requests:
-    inside the new engine; handover: messages on both ways; first_step: from "recovered" to the first token at the
-    supervisor; delivery: from there to the client. Wall clock of one machine on both sides.
+    detection: kill(2) to the supervisor's reaping the process; fence: to the raised writer epoch; scan, apply and
+    requests: inside the new engine; handover: messages on both ways; first_step: from "recovered" to the first token at
+    the supervisor; delivery: from there to the client. Wall clock of one machine on both sides.
     """
     times = kill.server.get("milliseconds", {})
     if not kill.milliseconds or "first_token" not in times or "recovered" not in times:

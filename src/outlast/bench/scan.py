@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from outlast.bench.report import median, significant, spread
@@ -85,7 +86,7 @@ class _Log:
 
 def measure(*, size: int = REGION_BYTES, share: float = DIRTY_SHARE, epochs: int = 15, seed: int = 0) -> dict[str, Any]:
     """`scan_vs_compare`: median time of copy and compare by that of a checkpoint (find, append, commit), both on the
-    same changes, in turn. `source`: how changes are found where the machine allows the best; `hash_vs_compare`: by hash.
+    same changes, in turn. `source`: the best way to find changes that the machine allows; `hash_vs_compare`: by hash.
 
     Raises `OutlastError` if the two sides do not find the same pages.
     """
@@ -135,15 +136,18 @@ def _compare(
         checkpointer = Checkpointer(executor, log.writer, [region])
         checkpointer.checkpoint()
         baseline.changed()
-        writes, ours, theirs, finds = [], [], [], []
+        writes: list[float] = []
+        ours: list[float] = []
+        theirs: list[float] = []
+        finds: list[int] = []
         for number in range(epochs):
             chosen = sorted(rng.sample(range(memory.size // PAGE), dirty))
             spots = [page * PAGE + rng.randrange(PAGE) for page in chosen]
-            writes.append(_seconds(lambda spots=spots: _touch(memory, spots)))  # type: ignore[misc]
+            writes.append(_seconds(partial(_touch, memory, spots)))
             before = log.writer.native.bytes_appended
             found: list[int] = []
             acts: list[tuple[list[float], Callable[[], Any]]] = [
-                (ours, checkpointer.checkpoint), (theirs, lambda found=found: found.extend(baseline.changed())),
+                (ours, checkpointer.checkpoint), (theirs, partial(_collect, baseline, found)),
             ]  # fmt: skip
             for seconds, act in acts if number % 2 else reversed(acts):
                 seconds.append(_seconds(act))
@@ -172,6 +176,10 @@ def _touch(memory: Memory, spots: list[int]) -> None:
     buffer = memory.buffer
     for spot in spots:
         buffer[spot] ^= 1
+
+
+def _collect(baseline: CopyAndCompare, into: list[int]) -> None:
+    into += baseline.changed()
 
 
 def _seconds(act: Callable[[], Any]) -> float:

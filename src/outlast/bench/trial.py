@@ -98,7 +98,9 @@ def run_trial(
         try:
             # The server ends with the thread that started it: this one.
             with SubprocessServer(settings, stderr=messages.fileno()) as server:
-                asyncio.run(_trial(server, settings, requests, kills, random.Random(seed), stage, title, reference, trial))
+                asyncio.run(
+                    _trial(server, settings, requests, kills, random.Random(seed), stage, title, reference, trial)
+                )
             if not trial.verdict(trial.references or trial.rounds[0]).identical:
                 _show(messages)
         except Exception:
@@ -132,9 +134,7 @@ async def _trial(
         model = (await client.models.list()).data[0].id
 
         def new_round(left: int) -> Round:
-            return Round(
-                server, client, model, requests, kills=left, rng=rng, spare=settings.spares > 0, watcher=stage
-            )
+            return Round(server, client, model, requests, kills=left, rng=rng, spare=settings.spares > 0, watcher=stage)
 
         if reference:
             stage.begin(f"{title}: uninterrupted", requests)
