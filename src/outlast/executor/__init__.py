@@ -6,7 +6,11 @@ itself (caller assist), so a call costs no hand-over between threads when nobody
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
 from outlast.core import _native
@@ -23,6 +27,7 @@ from outlast.core.jit import Library
 
 ABI_VERSION = _native.abi_version
 DEFAULT_CAPACITY = 1024
+MAX_PARTS = 65535  #: `ol_task.parts` has 16 bits
 
 
 @dataclass(slots=True)
@@ -32,7 +37,6 @@ class Operator:
     name: str
     index: int
     library: Library | None = None  #: of the active side
-    retired: list[Library] = field(default_factory=list)  #: unloaded once no task can run them any more
     previous: Library | None = None  #: of the other side, for a rollback
 
 
@@ -49,18 +53,22 @@ class Executor:
         except ValueError as error:
             raise UsageError(f"executor of capacity {capacity}", why=str(error)) from error
         self.operators: dict[str, Operator] = {}
+        #: Keeps the order of publications and of `Operator.previous` the same: else code still running is unloaded.
+        self._publishing = threading.Lock()
+        self._closed = False
 
     def register(self, name: str, address: int, *, library: Library | None = None) -> Operator:
         """Add an operator (`ol_op_fn` at `address`). Raises `Refused` when the table is full."""
-        if name in self.operators:
-            raise UsageError(f"operator {name!r} exists", do="Use swap to replace it.")
-        try:
-            index = self.native.register_operator(address, _abi_of(library))
-        except (ValueError, IndexError) as error:
-            raise Refused(f"operator {name!r} was not registered", why=str(error)) from error
-        operator = Operator(name, index, library)
-        self.operators[name] = operator
-        return operator
+        with self._publishing:
+            if name in self.operators:
+                raise UsageError(f"operator {name!r} exists", do="Use swap to replace it.")
+            try:
+                index = self.native.register_operator(address, _abi_of(library))
+            except (ValueError, IndexError) as error:
+                raise Refused(f"operator {name!r} was not registered", why=str(error)) from error
+            operator = Operator(name, index, library)
+            self.operators[name] = operator
+            return operator
 
     def swap(self, operator: Operator, address: int, *, library: Library | None = None, timeout: float = 10.0) -> int:
         """Publish new code for an operator while tasks run; returns the flip's ticket.
@@ -68,27 +76,42 @@ class Executor:
         Tasks submitted before run the old code, tasks submitted after the new one. The code that was replaced before
         the present one is unloaded. Raises `TimedOut` if tasks that may still run it do not end in time.
         """
-        try:
-            ticket = self.native.swap(operator.index, address, _abi_of(library), timeout)
-        except ValueError as error:
-            raise Refused(f"operator {operator.name!r} was not replaced", why=str(error)) from error
-        if ticket == 0:
-            raise TimedOut(f"operator {operator.name!r} was not replaced", why="tasks that may run its old code go on")
-        if operator.previous is not None:
-            operator.previous.close()  # its side was overwritten, which swap only does once it is quiescent
-        operator.previous, operator.library = operator.library, library
-        return ticket
+        with self._publication(operator, timeout) as left:
+            try:
+                ticket = self.native.swap(operator.index, address, _abi_of(library), left)
+            except ValueError as error:
+                raise Refused(f"operator {operator.name!r} was not replaced", why=str(error)) from error
+            if ticket == 0:
+                raise TimedOut(
+                    f"operator {operator.name!r} was not replaced", why="tasks that may run its old code go on"
+                )
+            if operator.previous is not None:
+                operator.previous.close()  # its side was overwritten, which swap only does once it is quiescent
+            operator.previous, operator.library = operator.library, library
+            return ticket
 
     def rollback(self, operator: Operator, *, timeout: float = 10.0) -> int:
         """Publish the code that was active before the last swap again; returns the flip's ticket."""
+        with self._publication(operator, timeout) as left:
+            try:
+                ticket = self.native.rollback(operator.index, left)
+            except RuntimeError as error:
+                raise Refused(f"operator {operator.name!r} was not rolled back", why=str(error)) from error
+            if ticket == 0:
+                raise TimedOut(f"operator {operator.name!r} was not rolled back", why="its tasks do not end")
+            operator.previous, operator.library = operator.library, operator.previous
+            return ticket
+
+    @contextlib.contextmanager
+    def _publication(self, operator: Operator, timeout: float) -> Iterator[float]:
+        """Hold the lock of publications; gives the seconds that are left."""
+        deadline = time.monotonic() + timeout
+        if not self._publishing.acquire(timeout=max(0.0, timeout)):
+            raise TimedOut(f"operator {operator.name!r} was not published", why="another publication does not end")
         try:
-            ticket = self.native.rollback(operator.index, timeout)
-        except RuntimeError as error:
-            raise Refused(f"operator {operator.name!r} was not rolled back", why=str(error)) from error
-        if ticket == 0:
-            raise TimedOut(f"operator {operator.name!r} was not rolled back", why="its tasks do not end")
-        operator.previous, operator.library = operator.library, operator.previous
-        return ticket
+            yield max(0.0, deadline - time.monotonic())
+        finally:
+            self._publishing.release()
 
     def generation(self, operator: Operator) -> int:
         """How often the operator was published, from 1."""
@@ -105,12 +128,17 @@ class Executor:
     ) -> int:
         """Put a task into the ring and return its ticket. `after`: run once every ticket up to it is done.
 
-        Raises `Refused` when the ring stays full for `timeout`.
+        Raises `Refused` when the ring stays full for `timeout`, `UsageError` if `after` was not given out yet.
         """
         if len(args) > 4:
             raise UsageError("a task has at most 4 arguments", why=f"{len(args)} were given")
+        if not 0 <= part < parts <= MAX_PARTS:
+            raise UsageError(f"part {part} of {parts}", why=f"parts count from 0 and there are at most {MAX_PARTS}")
         a = (*args, 0, 0, 0, 0)
-        ticket = self.native.submit(operator.index, a[0], a[1], a[2], a[3], after, part, parts, timeout)
+        try:
+            ticket = self.native.submit(operator.index, a[0], a[1], a[2], a[3], after, part, parts, timeout)
+        except ValueError as error:
+            raise UsageError(f"a task after ticket {after}", why=str(error)) from error
         if ticket == 0:
             raise Refused("the task ring is full", why=f"no place within {timeout} s", do="Wait for earlier tickets.")
         return ticket
@@ -130,16 +158,23 @@ class Executor:
     def run(self, tasks: int, count: int, *, timeout: float = 60.0) -> None:
         """Run a plan: `count` `ol_task` at address `tasks`, whose `after` counts tasks of the plan from 1.
 
-        Returns when all are done. Once one fails the rest of the plan is not run, and its error is raised.
+        Returns when all are done. Once one fails the rest of the plan is not run, and its error is raised. After
+        `TimedOut` no further task of it starts, but one may still be running: keep what the plan points to.
         """
-        status, ticket, _, text = self.native.run(tasks, count, timeout)
+        try:
+            status, ticket, _, text = self.native.run(tasks, count, timeout)
+        except ValueError as error:
+            raise UsageError(f"a plan of {count} tasks", why=str(error)) from error
         if status == 1:
             raise TimedOut(f"a plan of {count} tasks is not done after {timeout} s")
         if status != 0:
             raise failure(status, ticket, text)
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers. Repeating does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         del self.native
         for operator in self.operators.values():
             for library in (operator.library, operator.previous):
