@@ -16,15 +16,14 @@ from typing import Any
 
 from outlast.checkpoint import _native
 from outlast.checkpoint.geometry import KVGeometry, gather, scatter
-from outlast.core.errors import OutlastError
+from outlast.core.errors import OutlastError, Refused
 from outlast.core.jit import JitCache, Library
 from outlast.executor import Executor, Operator
 
 _log = logging.getLogger(__name__)
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-_ENV_BYTES = 248
-_ENV_ERROR_OFFSET = 8
+_DIGEST_BYTES = 32
 _KV_SOURCE = '#include "outlast/ops/kv_digest.h"\nOL_UNIT;\n'
 
 
@@ -85,6 +84,26 @@ def canary_kv(geometry: KVGeometry, delta: int, apply: int, *, seed: int = 1) ->
             raise OutlastError("kv_delta differs from its reference", why=f"tokens {first}..{first + count - 1}")
 
 
+def canary_digest(geometry: KVGeometry, digest: int, *, seed: int = 1) -> None:
+    """Compare kv_digest with the shipped one; raises `OutlastError`. Digests outlive the process that made them, so
+    every build must make the same.
+    """
+    blocks = min(geometry.blocks, 2)
+    pool = ctypes.create_string_buffer(random.Random(seed).randbytes(blocks * geometry.block_bytes))
+    table = (ctypes.c_uint32 * blocks)(*reversed(range(blocks)))
+    first = (blocks - 1) * geometry.block_tokens
+    made = []
+    for address in (_native.operators()["kv_digest"], digest):
+        out = ctypes.create_string_buffer(_DIGEST_BYTES)
+        args = geometry.args(
+            ctypes.addressof(pool), ctypes.addressof(table), ctypes.addressof(out), first, geometry.block_tokens
+        )
+        call(address, ctypes.create_string_buffer(args))
+        made.append(out.raw)
+    if made[0] != made[1]:
+        raise OutlastError("kv_digest differs from the shipped one", why=f"block of tokens from {first}")
+
+
 class KVHandlers:
     """kv_delta, kv_apply and kv_digest of one region, in one executor."""
 
@@ -130,17 +149,30 @@ class KVHandlers:
 
     def inject(self, library: Library) -> None:
         """Check the handlers in `library` against the reference and publish them; refused code changes nothing."""
-        delta, apply, digest = (library.symbol(name) for name in ("kv_delta", "kv_apply", "kv_digest"))
-        canary_kv(self.geometry, delta, apply)
+        try:
+            delta, apply, digest = (library.symbol(name) for name in ("kv_delta", "kv_apply", "kv_digest"))
+            geometry = self.geometry
+            canary_kv(geometry, delta, apply)
+            canary_digest(geometry, digest)
+        except BaseException:
+            library.close()
+            raise
         with self._lock:
-            # Three operators from one object: only the first entry owns it, so that it is unloaded once.
+            if self.geometry != geometry:
+                library.close()
+                raise Refused("handlers were not replaced", why="the region changed its shape meanwhile")
+            # Three operators from one object: each entry holds it, and it is unloaded with the last of them.
             self._publish(self.delta, delta, library)
             self._publish(self.apply, apply, Library(library.path))
             self._publish(self.digest, digest, Library(library.path))
             self.specialised = True
 
     def _publish(self, operator: Operator, address: int, library: Library) -> None:
-        self._executor.swap(operator, address, library=library)
+        try:
+            self._executor.swap(operator, address, library=library)
+        except BaseException:
+            library.close()
+            raise
 
     def specialise_in_background(self, cache: Callable[[], JitCache]) -> threading.Thread:
         """`specialise` on a thread of its own. Without a compiler the shipped handlers stay, and `trouble` says so."""

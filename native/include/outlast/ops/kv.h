@@ -24,12 +24,18 @@
     const uint64_t piece_stride = (a)->geometry.piece_stride, block_bytes = (a)->geometry.block_bytes
 #endif
 
+/* Refuses before anything is copied, by whatever part: a wrong table writes nothing. */
+#define OL_KV_CHECK_TABLE(a, table)                                                                                    \
+    for (uint32_t i = 0; i < (a)->count; i += block_tokens - ((a)->first + i) % block_tokens)                          \
+        if ((table)[((a)->first + i) / block_tokens] >= blocks)                                                        \
+    OL_FAIL("block table names block %u of %u at position %u", (table)[((a)->first + i) / block_tokens], blocks, (a)->first + i)
+
 OL_OPERATOR(kv_delta, ol_kv_args, a) {
     OL_KV_GEOMETRY(a);
     const auto *table = reinterpret_cast<const uint32_t *>(a->table);
+    OL_KV_CHECK_TABLE(a, table);
     for (uint32_t i = blockIdx.x; i < a->count; i += gridDim.x) {
         const uint32_t position = a->first + i, block = table[position / block_tokens];
-        if (block >= blocks) OL_FAIL("block table names block %u of %u at position %u", block, blocks, position);
         const char *from = reinterpret_cast<const char *>(a->base) + block * block_bytes +
                            static_cast<uint64_t>(position % block_tokens) * row_bytes;
         char *to = reinterpret_cast<char *>(a->staged) + static_cast<uint64_t>(i) * pieces * row_bytes;
@@ -42,9 +48,9 @@ OL_OPERATOR(kv_delta, ol_kv_args, a) {
 OL_OPERATOR(kv_apply, ol_kv_args, a) {
     OL_KV_GEOMETRY(a);
     const auto *table = reinterpret_cast<const uint32_t *>(a->table);
+    OL_KV_CHECK_TABLE(a, table);
     for (uint32_t i = blockIdx.x; i < a->count; i += gridDim.x) {
         const uint32_t position = a->first + i, block = table[position / block_tokens];
-        if (block >= blocks) OL_FAIL("block table names block %u of %u at position %u", block, blocks, position);
         char *to = reinterpret_cast<char *>(a->base) + block * block_bytes +
                    static_cast<uint64_t>(position % block_tokens) * row_bytes;
         const char *from = reinterpret_cast<const char *>(a->staged) + static_cast<uint64_t>(i) * pieces * row_bytes;
