@@ -7,14 +7,14 @@ its delta handlers and the commit are the last tasks of that plan.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outlast.checkpoint.geometry import KVGeometry
 from outlast.checkpoint.handlers import KVHandlers
 from outlast.checkpoint.regions import Region
 from outlast.core import _native
-from outlast.core.errors import Refused
+from outlast.core.errors import Refused, TimedOut
 from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, LogWriter
 from outlast.executor import Executor, Operator
 
@@ -167,11 +167,16 @@ class StepCheckpointer:
                 native.append(*row)
             address, total = self._plan.build(tasks, count, writes, writes_count)
             self._executor.run(address, total, timeout=timeout)
+        except TimedOut:
+            # A task may still be writing into the epoch. It stays open, so that nothing is put into its place: the log
+            # refuses every further epoch of this process.
+            raise
         except BaseException:
             native.abort()
             raise
+        self._note_rows(self._queued)
+        self._queued = []
         segment = self._extents.setdefault(native.segment, {})
-        self._note_queued(segment)
         for key, first, number, emitted in spans:
             extent = segment.get(key)
             if extent is None:
@@ -186,7 +191,8 @@ class StepCheckpointer:
         if self._queued:
             self._make_room()
             self.log.write(self._queued)
-            self._note_queued(self._extents.setdefault(self.log.native.segment, {}))
+            self._note_rows(self._queued)
+            self._queued = []
 
     def note_recovered(
         self, segment: int, key: int, opened: bool, rows: tuple[int, int], emissions: tuple[int, int]
@@ -201,22 +207,10 @@ class StepCheckpointer:
 
     def rebase(self, keys: Iterable[int]) -> None:
         """Write everything of `keys` into this log: it is new and holds nothing of them yet."""
-        native = self.log.native
         for key in keys:
             image = self._image(key)
             if image is not None:
-                whole = _Extent(True, (0, image.computed), (0, len(image.emissions)))
-                self._rewrite(key, image, whole)
-                self._extents.setdefault(native.segment, {})[key] = whole
-
-    def _note_queued(self, segment: dict[int, _Extent]) -> None:
-        for row in self._queued:
-            extent = segment.setdefault(row[3], _Extent())
-            if row[0] == REQUEST:
-                extent.opened = True
-            elif row[0] == EMISSION:
-                extent.emissions = _join(extent.emissions, row[4], row[4] + 1)
-        self._queued = []
+                self._rewrite(key, image, _Extent(True, (0, image.computed), (0, len(image.emissions))))
 
     def _make_room(self) -> None:
         """Keep the log short: whoever takes over reads all of it.
@@ -253,17 +247,18 @@ class StepCheckpointer:
     def _empty_oldest(self) -> None:
         """Move what lives in the oldest segment to the end of the log and release it."""
         oldest = self.log.native.oldest_segment
-        for key, extent in self._extents.pop(oldest, {}).items():
+        for key, extent in self._extents.get(oldest, {}).items():
             image = self._image(key)
             if image is not None:
                 self._rewrite(key, image, extent)
         self.log.native.release_before(oldest + 1)
+        self._extents.pop(oldest, None)  # only now: after a failure on the way the segment still holds all of it
 
     def _rewrite(self, key: int, image: Image, extent: _Extent) -> None:
         """Append again what an old segment holds of a request, from the live state."""
         geometry = self._handlers.geometry
         native = self.log.native
-        limit = max(1, (native.segment_bytes // 4) // geometry.token_bytes)
+        limit = native.segment_bytes // 4  # an epoch fits one segment; a quarter wastes little of its end
         rows: list[Row] = []
         if extent.opened:
             rows.append((REQUEST, REQUEST_REGION, image.generation, key, 0, 0, image.payload))
@@ -271,18 +266,30 @@ class StepCheckpointer:
             (EMISSION, REQUEST_REGION, image.generation, key, index, 1, image.emissions[index])
             for index in range(extent.emissions[0], min(extent.emissions[1], len(image.emissions)))
         ]
-        if rows:
-            self.log.write(rows)
-            self.rewritten_bytes += sum(len(row[6]) for row in rows)
+        for part in _portions(rows, limit):
+            self.log.write(part)
+            self._note_rows(part)
+            self.rewritten_bytes += sum(len(row[6]) for row in part)
+        step = max(1, limit // geometry.token_bytes)
         first, end = extent.rows[0], min(extent.rows[1], image.computed)
-        for at in range(first, end, limit):
-            self._rewrite_rows(geometry, key, image, at, min(limit, end - at))
-        segment = self._extents.setdefault(native.segment, {}).setdefault(key, _Extent())
-        segment.opened |= extent.opened
-        if end > first:
-            segment.rows = _join(segment.rows, first, end)
-        if extent.emissions[1] > extent.emissions[0]:
-            segment.emissions = _join(segment.emissions, *extent.emissions)
+        for at in range(first, end, step):
+            count = min(step, end - at)
+            self._rewrite_rows(geometry, key, image, at, count)
+            noted = self._extent(key)
+            noted.rows = _join(noted.rows, at, at + count)
+
+    def _extent(self, key: int) -> _Extent:
+        """What the segment of the epoch just written holds of a request."""
+        return self._extents.setdefault(self.log.native.segment, {}).setdefault(key, _Extent())
+
+    def _note_rows(self, rows: Iterable[Row]) -> None:
+        """Keep in mind where request state lies that was just written."""
+        for row in rows:
+            extent = self._extent(row[3])
+            if row[0] == REQUEST:
+                extent.opened = True
+            elif row[0] == EMISSION:
+                extent.emissions = _join(extent.emissions, row[4], row[4] + 1)
 
     def _rewrite_rows(self, geometry: KVGeometry, key: int, image: Image, first: int, count: int) -> None:
         native = self.log.native
@@ -306,6 +313,21 @@ class StepCheckpointer:
         args = ctypes.create_string_buffer(self._handlers.geometry.args(self._pool, image.table, staged, first, count))
         self._executor.wait(self._executor.submit(operator, ctypes.addressof(args)), timeout=60.0)
         native.seal(handle)
+
+
+def _portions(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
+    """The rows in their order, in parts of about `limit` bytes of the log."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        bytes_needed = len(row[6]) + 128  # header and padding
+        if part and size + bytes_needed > limit:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += bytes_needed
+    if part:
+        yield part
 
 
 def _join(span: tuple[int, int], first: int, end: int) -> tuple[int, int]:
