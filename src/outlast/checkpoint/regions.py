@@ -118,6 +118,8 @@ class AppendRegion:
 
     def apply(self, record: Record, executor: Executor) -> None:
         """See `Region`. Raises `CorruptState` on a gap."""
+        if not _of_this_incarnation(self, record):
+            return
         if record.key > self.watermark:
             raise CorruptState(
                 f"append-only region {self.number} has a gap", why=f"bytes {self.watermark}..{record.key} are missing"
@@ -125,7 +127,7 @@ class AppendRegion:
         self._handlers.run(
             self._handlers.apply, self._base, self.size, [Run(record.key, record.length)], record.address
         )
-        self.watermark = self.durable = max(self.watermark, record.key + record.length)
+        self.watermark = self.durable = self._staged = max(self.watermark, record.key + record.length)
 
 
 class OpaqueRegion:
@@ -175,7 +177,11 @@ class OpaqueRegion:
     def collect(self) -> tuple[int, int]:
         """See `Region`."""
         if self._tracker is not None:
-            fresh = [Run(offset, length) for offset, length in self._tracker.collect()]
+            try:
+                fresh = [Run(offset, length) for offset, length in self._tracker.collect()]
+            except OSError:
+                self._pending = [Run(0, self.size)]  # what it had found by then is lost, so everything may have changed
+                raise
             self._pending = merge([*self._pending, *fresh])
             return sum(run.length for run in self._pending), len(self._pending)
         assert self._hashes is not None
@@ -215,12 +221,27 @@ class OpaqueRegion:
         """See `Region`. Collected runs stay pending; for hashes the copies do."""
 
     def apply(self, record: Record, executor: Executor) -> None:
-        """See `Region`."""
+        """See `Region`. Raises `CorruptState` if the record is not of pages of this region."""
+        if not _of_this_incarnation(self, record):
+            return
         if record.length != record.tokens * PAGE:
             raise CorruptState(f"opaque region {self.number}: {record.tokens} pages in {record.length} bytes")
+        if (record.key + record.tokens) * PAGE > self.size:
+            raise CorruptState(f"opaque region {self.number} has no page {record.key + record.tokens - 1}")
         self._handlers.run(
             self._handlers.apply, self._base, self.size, [Run(record.key * PAGE, record.length)], record.address
         )
+
+
+def _of_this_incarnation(region: AppendRegion | OpaqueRegion, record: Record) -> bool:
+    """False for a record of an older incarnation, which must not be used; a newer one raises `CorruptState`."""
+    if record.region != region.number:
+        raise UsageError(f"a record of region {record.region}", why=f"this is region {region.number}")
+    if record.generation > region.generation:
+        raise CorruptState(
+            f"region {region.number} is of generation {region.generation}", why=f"the log holds {record.generation}"
+        )
+    return record.generation == region.generation
 
 
 def merge(runs: Sequence[Run]) -> list[Run]:
