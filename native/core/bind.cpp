@@ -17,7 +17,7 @@ using namespace outlast;
 namespace {
 
 Clock::time_point deadline_in(double seconds) {
-    if (seconds < 0 || seconds > 1e8) seconds = 1e8;
+    if (!(seconds >= 0 && seconds <= 1e8)) seconds = 1e8;  // also for a NaN
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
@@ -150,8 +150,12 @@ NB_MODULE(_native, m) {
         .def_prop_ro("capacity", &Executor::capacity)
         .def_prop_ro("workers", &Executor::workers);
 
-    nb::class_<OpenLog>(m, "OpenLog")
+    nb::class_<OpenLog>(m, "OpenLog", nb::is_weak_referenceable())
         .def("describe", [](OpenLog& l) { return describe(l.scan); })
+        .def("commit_behind", [](OpenLog& l) {
+            if (!l.store) throw std::invalid_argument("this log already has its writer");
+            return commit_behind(*l.store, l.scan);
+        })
         .def("records", [](OpenLog& l) {
             nb::list out;
             for (const ScannedRecord& r : l.scan.records) out.append(record_tuple(r));
@@ -171,9 +175,10 @@ NB_MODULE(_native, m) {
             if (!log.store) throw std::invalid_argument("this log already has its writer");
             new (self) LogWriter(std::move(log.store), log.control, writer_epoch, reinterpret_cast<const uint8_t*>(manifest.c_str()),
                                  std::string(text.c_str(), text.size()), log.scan, cold, durable);
-        }, "log"_a, "writer_epoch"_a, "manifest"_a, "text"_a, "cold"_a, "durable"_a)
+        }, "log"_a, "writer_epoch"_a, "manifest"_a, "text"_a, "cold"_a, "durable"_a, nb::keep_alive<1, 2>())  // the mapping hangs on the OpenLog
         .def("begin", &LogWriter::begin, "bytes"_a, "records"_a)
         .def("append", [](LogWriter& w, uint16_t type, uint32_t region, uint32_t generation, uint64_t key, uint32_t offset, uint32_t count, nb::bytes data) {
+            if (data.size() > UINT32_MAX) throw LogError(LogError::Kind::refused, "a record holds less than 4 GiB");
             w.append({type, region, generation, key, offset, count}, data.c_str(), static_cast<uint32_t>(data.size()));
         }, "type"_a, "region"_a, "generation"_a, "key"_a, "offset"_a, "count"_a, "payload"_a)
         .def("append_at", [](LogWriter& w, uint16_t type, uint32_t region, uint32_t generation, uint64_t key, uint32_t offset, uint32_t count, uint64_t address,

@@ -2,6 +2,7 @@
 
 #include "crc32c.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -29,9 +30,9 @@ template <class T> uint32_t struct_crc(const T& s) {
 
 std::string system_text(const std::string& what) { return what + ": " + std::strerror(errno); }
 
-bool all_zero(const ol_record& r) {
-    static const ol_record zero{};
-    return std::memcmp(&r, &zero, sizeof r) == 0;
+template <class T> bool all_zero(const T& s) {
+    static const T zero{};
+    return std::memcmp(&s, &zero, sizeof s) == 0;
 }
 
 bool valid_superblock(const ol_superblock& s, const uint8_t* uuid, uint64_t bytes) {
@@ -145,16 +146,15 @@ class FileStore final : public SegmentStore {
         while (const dirent* e = readdir(d)) {
             unsigned long long number = 0;
             char rest = 0;
-            if (std::sscanf(e->d_name, "segment-%16llx.ologs%c", &number, &rest) != 1 || number == 0) continue;
+            if (std::sscanf(e->d_name, "segment-%16llx.ologs%c", &number, &rest) != 1 || number == 0 || number > last_number) continue;
             if (name_of(number) != e->d_name) continue;
             auto at = open_.find(number);
             if (at == open_.end()) {
-                const int fd = openat(dir_, e->d_name, (writable_ ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
+                const int fd = openat(dir_, e->d_name, (writable_ ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
                 struct stat st{};
                 if (fd < 0) continue;
                 if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || static_cast<uint64_t>(st.st_size) < segment_bytes_) {
-                    close(fd);
-                    short_.push_back(number);
+                    close(fd);  // to the reader it is missing
                     continue;
                 }
                 at = open_.emplace(number, map(fd)).first;
@@ -178,7 +178,12 @@ class FileStore final : public SegmentStore {
             fail(LogError::Kind::durability, system_text("allocate " + name));
         }
         const Mapped m = map(fd);
-        if (durable_ && (fsync(fd) != 0 || fsync(dir_) != 0)) fail(LogError::Kind::durability, system_text("flush " + name));
+        if (durable_ && (fsync(fd) != 0 || fsync(dir_) != 0)) {
+            const std::string text = system_text("flush " + name);
+            unmap(m);
+            unlinkat(dir_, name.c_str(), 0);
+            fail(LogError::Kind::durability, text);
+        }
         open_.emplace(number, m);
         return m.address;
     }
@@ -203,6 +208,9 @@ class FileStore final : public SegmentStore {
     uint64_t places_left() const override { return max_segments_ > open_.size() ? max_segments_ - open_.size() : 0; }
 
   private:
+    // A name with a larger number is not ours: no log gets there, and the next number must exist.
+    static constexpr unsigned long long last_number = 1ull << 56;
+
     struct Mapped {
         int fd;
         uint8_t* address;
@@ -234,7 +242,6 @@ class FileStore final : public SegmentStore {
     const bool writable_, durable_;
     int dir_ = -1;
     std::map<uint64_t, Mapped> open_;
-    std::vector<uint64_t> short_;
 };
 
 }  // namespace
@@ -274,6 +281,7 @@ void reach_kill_point(const char* name) {
 Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t* manifest) {
     Scan out;
     const uint64_t size = store.segment_bytes();
+    const uint64_t oldest = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(control->oldest)).load(std::memory_order_acquire);
     bool first = true, ended = true;
     uint64_t expected_segment = 0;
     const auto stop = [&](uint64_t segment, uint64_t offset, const std::string& why) {
@@ -282,14 +290,24 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
         out.stop = why;
     };
     for (const auto& [number, base] : store.existing()) {
+        if (number < oldest) continue;  // its release was interrupted
         ol_superblock s;
         std::memcpy(&s, base, sizeof s);
+        if (first && number != oldest) {
+            stop(oldest, 0, "segment " + std::to_string(oldest) + ", the first that counts, is missing");
+            return out;
+        }
         if (!first && !ended) {
             stop(out.end_segment, out.end_offset, "the segment stops without an END record though a later one exists");
             return out;
         }
         if (!first && number != expected_segment) {
             stop(number, 0, "segment " + std::to_string(expected_segment) + " is missing");
+            return out;
+        }
+        if (!first && all_zero(s)) {  // a crash between its creation and its superblock
+            out.torn = true;
+            stop(number, 0, "a segment was created and not begun");
             return out;
         }
         if (!valid_superblock(s, control->uuid, size) || s.segment != number) {
@@ -343,14 +361,19 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
                 if (in_epoch) why = "an epoch was begun and not committed";
                 break;
             }
-            if (r.magic != OL_RECORD_MAGIC) why = "bytes that are not a record";
+            if (!in_epoch && r.header_crc == 0 && (r.magic == 0 || r.magic == OL_RECORD_MAGIC)) {
+                out.torn = true;  // BEGIN was being written
+                why = "an epoch was begun and not committed";
+            } else if (r.magic != OL_RECORD_MAGIC) why = "bytes that are not a record";
             else if (r.header_crc != struct_crc(r)) why = "record header fails its CRC";
             else if (r.sequence != sequence) why = "record of an earlier use of this place (sequence)";
-            else if (r.length > size || padded(r.length) > size - at - sizeof r) why = "record length runs past the segment";
+            else if (r.length > size || padded(r.length) + (r.type == OL_END ? 0 : sizeof r) > size - at - sizeof r)
+                why = "record length runs past the segment";  // behind all but END there is room for END
             else if (r.writer_epoch < writer || (in_epoch && r.writer_epoch != begin.writer_epoch)) why = "record of a writer that was fenced out";
             else if (in_epoch ? r.epoch != begin.epoch : r.epoch <= out.last_epoch) why = "record of another epoch";
             else if (crc32c(0, base + at + sizeof r, r.length) != r.payload_crc) why = "payload fails its CRC";
             else if (r.type == OL_BEGIN ? in_epoch : (!in_epoch && r.type != OL_END)) why = "records out of order";
+            else if (r.type > OL_END && r.type < OL_DATA) why = "record of a type that this build does not know";
             if (!why.empty()) break;
             const uint8_t* payload = base + at + sizeof r;
             if (r.type == OL_END) {
@@ -404,13 +427,28 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
         out.max_writer_epoch = writer;
         out.records.resize(committed);
         report.used = out.end_offset;
-        out.torn = in_epoch;
+        out.torn |= in_epoch;
         if (!why.empty()) {
             stop(number, at, why);
             return out;
         }
     }
     return out;
+}
+
+bool commit_behind(SegmentStore& store, const Scan& scan) {
+    const auto existing = store.existing();
+    const auto found = existing.find(scan.stop_segment);
+    if (found == existing.end()) return false;
+    const uint64_t size = store.segment_bytes();
+    for (uint64_t at = std::max<uint64_t>(padded(scan.stop_offset), OL_SUPERBLOCK_BYTES); at + sizeof(ol_record) <= size; at += OL_RECORD_ALIGN) {
+        ol_record r;
+        std::memcpy(&r, found->second + at, sizeof r);
+        if (r.magic == OL_RECORD_MAGIC && r.type == OL_COMMIT && r.epoch > scan.last_epoch && r.writer_epoch >= scan.max_writer_epoch &&
+            r.header_crc == struct_crc(r))
+            return true;
+    }
+    return false;
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------
@@ -423,18 +461,22 @@ LogWriter::LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* contro
     check_fence();
     if (!cold && writer_epoch < scan.max_writer_epoch)
         fail(LogError::Kind::fenced, "the log holds records of a newer writer");
+    if (!cold && (scan.manifest_differs || (scan.end_segment != 0 && scan.manifest != manifest_)))
+        fail(LogError::Kind::refused, "the log was written under another manifest (start cold to give up what it holds)");
     epoch_ = committed_ = scan.last_epoch;
     sequence_ = scan.next_sequence;
-    auto existing = store_->existing();
-    uint64_t highest = existing.empty() ? 0 : existing.rbegin()->first;
-    for (const auto& [number, address] : existing) {
-        if (cold || number > scan.end_segment || scan.end_segment == 0) {
-            store_->release(number);
+    const auto existing = store_->existing();
+    const bool afresh = cold || scan.end_segment == 0;
+    segment_ = !afresh ? scan.end_segment : std::max(existing.empty() ? 0 : existing.rbegin()->first, control_->oldest - (control_->oldest != 0));
+    if (afresh) set_oldest(segment_ + 1);
+    // From the newest on: whatever a crash leaves of them still begins with what was refused.
+    for (auto at = existing.rbegin(); at != existing.rend(); ++at) {
+        if (afresh || at->first > scan.end_segment || at->first < control_->oldest) {
+            store_->release(at->first);
         } else {
-            segments_.emplace(number, address);
+            segments_.emplace(at->first, at->second);
         }
     }
-    segment_ = cold || scan.end_segment == 0 ? highest : scan.end_segment;
     roll_ = true;
     const auto last = segments_.find(segment_);
     if (last != segments_.end()) {
@@ -456,10 +498,18 @@ LogWriter::LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* contro
 }
 
 void LogWriter::check_fence() const {
-    const uint64_t now = std::atomic_ref<uint64_t>(control_->writer_epoch).load(std::memory_order_acquire);
-    if (now != writer_epoch_)
+    if (fenced())
         fail(LogError::Kind::fenced, "writer " + std::to_string(writer_epoch_) + " was fenced out: the log belongs to writer " +
-                                         std::to_string(now));
+                                         std::to_string(control_->writer_epoch));
+}
+
+bool LogWriter::fenced() const {
+    return std::atomic_ref<uint64_t>(control_->writer_epoch).load(std::memory_order_acquire) != writer_epoch_;
+}
+
+void LogWriter::set_oldest(uint64_t number) {
+    std::atomic_ref<uint64_t>(control_->oldest).store(number, std::memory_order_release);
+    if (durable_ && msync(control_, OL_CONTROL_BYTES, MS_SYNC) != 0) fail(LogError::Kind::durability, system_text("flush the control page"));
 }
 
 void LogWriter::open_segment() {
@@ -510,8 +560,9 @@ void LogWriter::begin(uint64_t bytes, uint32_t records) {
     if (open_) fail(LogError::Kind::refused, "an epoch is open already");
     check_fence();
     // BEGIN, each record with its padding, COMMIT with payload, END and the zero header
-    const uint64_t need = sizeof(ol_record) + bytes + uint64_t{records} * 2 * sizeof(ol_record) + 2 * sizeof(ol_record) + 2 * sizeof(ol_record);
-    if (need > store_->segment_bytes() - OL_SUPERBLOCK_BYTES)
+    const uint64_t room = store_->segment_bytes() - OL_SUPERBLOCK_BYTES;
+    const uint64_t need = sizeof(ol_record) + std::min(bytes, room) + uint64_t{records} * 2 * sizeof(ol_record) + 2 * sizeof(ol_record) + 2 * sizeof(ol_record);
+    if (need > room)
         fail(LogError::Kind::refused, "an epoch of " + std::to_string(bytes) + " bytes does not fit a segment of " +
                                           std::to_string(store_->segment_bytes()));
     epoch_ += 1;
@@ -642,11 +693,15 @@ void LogWriter::abort() noexcept {
     // The epoch's number is spent: left-over records can not pass for those of the next attempt.
     tail_ = epoch_start_;
     sequence_ = epoch_sequence_;
-    std::memset(base_ + tail_, 0, sizeof(ol_record));
+    if (!fenced()) std::memset(base_ + tail_, 0, sizeof(ol_record));  // else the place may hold the next writer's epoch
     open_ = false;
 }
 
 void LogWriter::release_before(uint64_t segment) {
+    check_fence();
+    const uint64_t oldest = std::min(segment, segment_);
+    if (segments_.empty() || segments_.begin()->first >= oldest) return;
+    set_oldest(oldest);
     while (!segments_.empty() && segments_.begin()->first < segment && segments_.begin()->first != segment_) {
         const uint64_t number = segments_.begin()->first;
         segments_.erase(segments_.begin());

@@ -66,10 +66,15 @@ struct Scan {
 // manifest = nullptr: any.  Reads only what lies inside the segments; every length is checked first.
 Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t* manifest);
 
+// Whether a COMMIT of a newer epoch stands behind the place where reading stopped.  A crash leaves none there, so it tells
+// damage from a torn tail.  Looks at the rest of the segment, which a takeover has no time for.
+bool commit_behind(SegmentStore& store, const Scan& scan);
+
 class LogWriter {
   public:
     // Becomes the writer `writer_epoch`: cuts what `scan` did not accept, then appends behind it.
-    // With `cold` everything is released first.  Throws LogError(fenced) if the control page names another writer.
+    // With `cold` everything is released first.  Throws LogError(fenced) if the control page names another writer,
+    // LogError(refused) if the log was written under another manifest and `cold` is not given.
     // `text` is what `manifest` is the digest of, at most OL_SUPERBLOCK_BYTES - OL_MANIFEST_OFFSET bytes.
     LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* control, uint64_t writer_epoch, const uint8_t manifest[32],
               const std::string& text, const Scan& scan, bool cold, bool durable);
@@ -110,7 +115,9 @@ class LogWriter {
   private:
     ol_record* place(const Fields& f, uint32_t length);
     void open_segment();
+    bool fenced() const;
     void check_fence() const;
+    void set_oldest(uint64_t number);
 
     struct Reserved {
         ol_record* header;

@@ -82,9 +82,10 @@ void StepPlan::build(const ol_task* tasks, size_t count, const ol_step_write* wr
         tasks_.push_back(t);
     };
     const auto log = reinterpret_cast<uint64_t>(&log_);
-    const auto stage = [&](uint32_t op, uint16_t type, const ol_step_write& w, uint32_t offset, uint32_t tokens, uint32_t first, uint32_t length) {
+    const auto stage = [&](uint32_t op, uint16_t type, const ol_step_write& w, uint32_t offset, uint32_t tokens, uint32_t first, uint64_t length) {
+        if (length > UINT32_MAX) throw LogError(LogError::Kind::refused, "a step writes more than 4 GiB of one sequence");
         uint32_t handle = 0;
-        uint8_t* staged = log_.reserve({type, kv_region_, w.generation, w.key, offset, tokens}, length, &handle);
+        uint8_t* staged = log_.reserve({type, kv_region_, w.generation, w.key, offset, tokens}, static_cast<uint32_t>(length), &handle);
         args_.push_back({pool_, w.table, reinterpret_cast<uint64_t>(staged), first, tokens, geometry_});
         add(op, computed, reinterpret_cast<uint64_t>(&args_.back()), 0, 0, 0);
         add(ops_.seal, tasks_.size(), log, handle, 0, 0);
@@ -92,7 +93,7 @@ void StepPlan::build(const ol_task* tasks, size_t count, const ol_step_write* wr
     for (size_t i = 0; i < writes_count; ++i) {
         const ol_step_write& w = writes[i];
         if (w.count == 0) continue;
-        stage(ops_.delta, OL_KV_ROWS, w, w.first, w.count, w.first, w.count * token_bytes());
+        stage(ops_.delta, OL_KV_ROWS, w, w.first, w.count, w.first, uint64_t{w.count} * token_bytes());
         const uint32_t bt = geometry_.block_tokens;
         for (uint32_t b = w.first / bt; b < (w.first + w.count) / bt; ++b) stage(ops_.digest, OL_KV_SEAL, w, b, bt, b * bt, 32);
     }

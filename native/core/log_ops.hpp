@@ -42,7 +42,7 @@ class StepPlan {
     uint32_t request_region() const { return request_region_; }
 
   private:
-    uint32_t token_bytes() const { return geometry_.pieces * geometry_.row_bytes; }
+    uint64_t token_bytes() const { return uint64_t{geometry_.pieces} * geometry_.row_bytes; }
 
     LogWriter& log_;
     const uint32_t kv_region_, request_region_;

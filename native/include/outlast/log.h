@@ -6,6 +6,8 @@
  *
  * Words and who writes them:
  *   control.writer_epoch  the owner (supervisor) raises it to fence a writer out; writers only read it
+ *   control.oldest        the writer, before it releases older segments; a reader starts at this segment or not at all,
+ *                         so that losing the first segment can not pass for having released it
  *   everything else       the one writer whose epoch equals control.writer_epoch
  * Order of an epoch: payloads and data headers in any order; a zero header behind the place of COMMIT; then, after a
  * release fence and (durability `host`) a flush, COMMIT itself.  A record is valid when its magic, header CRC, payload
@@ -49,6 +51,7 @@ typedef struct ol_log_control {
     uint64_t segment_bytes;
     uint8_t uuid[16];       /* identity of the log */
     uint64_t writer_epoch;
+    uint64_t oldest;        /* number of the first segment that counts */
 } ol_log_control;
 
 typedef struct ol_superblock {
@@ -90,7 +93,7 @@ typedef struct ol_commit {
 
 #ifdef __cplusplus
 }
-static_assert(sizeof(ol_log_control) == 48, "layout of ol_log_control");
+static_assert(sizeof(ol_log_control) == 56, "layout of ol_log_control");
 static_assert(sizeof(ol_superblock) == 104, "layout of ol_superblock");
 static_assert(sizeof(ol_record) == 64, "a record header is one cache line");
 static_assert(sizeof(ol_commit) == 16, "layout of ol_commit");

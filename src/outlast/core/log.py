@@ -7,13 +7,17 @@ native/include/outlast/log.h, explained in docs/reference/log-format.md.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 import struct
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +27,15 @@ from outlast.core.errors import CorruptState, OutlastError, Refused, UsageError
 from outlast.core.memory import Memory
 from outlast.core.paths import make_private
 
+_log = logging.getLogger(__name__)
+
 CONTROL_BYTES = 4096
 SUPERBLOCK_BYTES = 4096
-_CONTROL = struct.Struct("<8sIIQ16sQ")  # ol_log_control
+_CONTROL = struct.Struct("<8sIIQ16sQQ")  # ol_log_control
 _MAGIC = b"OLCTRL1\0"
 _VERSION = 1
 _WRITER_EPOCH_OFFSET = 40
+_SEGMENT_NAME = re.compile(r"segment-([0-9a-f]{16})\.ologs")
 
 #: Segments are a compromise: an epoch must fit one, and space comes back a segment at a time.
 DEFAULT_SEGMENT_BYTES = 32 << 20
@@ -92,7 +99,7 @@ class LogOwner:
         """A log in an anonymous memfd: it lives as long as any process holds it. Pages are taken as they are used."""
         segments = _segments_in(capacity, segment_bytes)
         memory = Memory.anonymous(CONTROL_BYTES + segments * segment_bytes, name="outlast-log")
-        _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0)
+        _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0, 1)
         return cls(memory, {"kind": "memory", "fd": memory.fd, "bytes": memory.size})
 
     @classmethod
@@ -117,31 +124,29 @@ class LogOwner:
             make_private(folder)
         except OSError as error:
             raise OutlastError(f"cannot use {folder} for the log", why=error.strerror or str(error)) from error
-        if path.exists():
-            control = Memory.open(path)
-        else:
+        if not path.exists():
             _segments_in(capacity, segment_bytes)
-            scratch = folder / f".control-{os.getpid()}"
-            scratch.unlink(missing_ok=True)
-            with Memory.create(scratch, CONTROL_BYTES) as fresh:
-                _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0)
-            scratch.rename(path)
-            control = Memory.open(path)
+            _create_control(folder, segment_bytes)
+        control = Memory.open(path)
         try:
-            fcntl.flock(control.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            try:
+                fcntl.flock(control.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refused(
+                    f"the log in {folder} is in use",
+                    why="another process owns it",
+                    do="Stop it, or give another folder.",
+                ) from None
+            _, _, segments, actual, *_ = _read_control(control.buffer, str(path))
+            if segments != 0:
+                raise CorruptState(f"{path} is not the control page of a log", do="Move it away to start an empty log.")
+            spec = {
+                "kind": "directory", "path": str(folder.absolute()), "fd": control.fd,
+                "max_segments": _segments_in(capacity, actual), "durable": durable,
+            }  # fmt: skip
+        except BaseException:
             control.close()
-            raise Refused(
-                f"the log in {folder} is in use", why="another process owns it", do="Stop it, or give another folder."
-            ) from None
-        magic, version, segments, actual, _, _ = _read_control(control.buffer, str(path))
-        if magic != _MAGIC or version != _VERSION or segments != 0:
-            control.close()
-            raise CorruptState(f"{path} is not the control page of a log", do="Move it away to start an empty log.")
-        spec = {
-            "kind": "directory", "path": str(folder.absolute()), "fd": control.fd,
-            "max_segments": _segments_in(capacity, actual), "durable": durable,
-        }  # fmt: skip
+            raise
         if fallback is not None:
             spec["fallback"] = dict(fallback.spec())
         return cls(control, spec, fallback)
@@ -157,8 +162,17 @@ class LogOwner:
         Call it only when the old writer's process is proven dead: the word stops its next commit, not a store that is
         under way.
         """
+        if self._control.closed:
+            raise UsageError("the log is closed")
         newest = max([self.writer_epoch, self._fallback.writer_epoch if self._fallback else 0]) + 1
         self._word.value = newest
+        if self._spec.get("durable"):
+            # Records of the new writer reach the medium; if its number did not, the host's next start would name a
+            # writer that the log has already seen, or an older one.
+            try:
+                os.fsync(self._control.fd)
+            except OSError as error:  # the writer's next commit meets the same fault, and reports it
+                _log.warning("the log's control page was not flushed: %s", error)
         if self._fallback is not None:
             self._fallback._word.value = newest
         return newest
@@ -187,6 +201,7 @@ class LogOwner:
         """Give memory and lock back. Files stay; memory is gone with the last process that holds it."""
         if self._control.closed:
             return
+        self._word = ctypes.c_uint64(self._word.value)  # no longer that of the memory, which goes
         if self._fallback is not None:
             self._fallback.close()
         self._control.close()
@@ -195,10 +210,12 @@ class LogOwner:
 class Log:
     """A log as it was found: scanned up to the first byte that does not fit. `start` turns it into a writer."""
 
-    def __init__(self, opened: _native.OpenLog, control: Memory | None, durable: bool) -> None:
-        """Use `open`."""
+    def __init__(self, opened: _native.OpenLog, control: Memory | None, durable: bool, *, owned: bool) -> None:
+        """Use `open`. `owned`: `control` goes when this object does."""
         self._opened = opened
         self._control = control
+        if owned and control is not None:  # a native writer holds `opened`, whatever becomes of this object
+            weakref.finalize(opened, control.close).atexit = False
         self._durable = durable
         self.report: dict[str, Any] = opened.describe()
 
@@ -222,11 +239,12 @@ class Log:
             if memory is None:
                 control.close()
             raise
-        return cls(opened, control, bool(spec.get("durable", False)))
+        return cls(opened, control, bool(spec.get("durable", False)), owned=memory is None)
 
     def records(self) -> Iterator[Record]:
         """Data records of committed epochs, oldest first. Addresses stay valid as long as this object or its writer."""
-        return map(Record._make, self._opened.records())
+        for row in self._opened.records():  # a generator: it holds this object, and so the memory
+            yield Record._make(row)
 
     @property
     def empty(self) -> bool:
@@ -244,6 +262,8 @@ class Log:
             found = json.loads(text)
         except ValueError:
             return "the manifest in the log can not be read"
+        if not isinstance(found, dict):
+            return "the manifest in the log can not be read"
         for name, value in manifest.fields.items():
             if found.get(name) != value:
                 return f"manifest field {name} is {found.get(name)!r} in the log and {value!r} here"
@@ -252,7 +272,8 @@ class Log:
     def start(self, writer_epoch: int, manifest: Manifest, *, cold: bool = False) -> LogWriter:
         """Become the writer `writer_epoch`, cutting a torn tail first. `cold`: release all that is there.
 
-        Raises `Fenced` if the owner has named another writer meanwhile.
+        Raises `Fenced` if the owner has named another writer meanwhile, `Refused` if the log was written under another
+        manifest and `cold` is not given.
         """
         writer = _native.LogWriter(self._opened, writer_epoch, manifest.digest, manifest.text, cold, self._durable)
         return LogWriter(writer, self)
@@ -320,17 +341,41 @@ def _segments_in(capacity: int, segment_bytes: int) -> int:
     return segments
 
 
-def _read_control(buffer: memoryview, name: str) -> tuple[bytes, int, int, int, bytes, int]:
-    if len(buffer) < _CONTROL.size:
+def _create_control(folder: Path, segment_bytes: int) -> None:
+    """Make the control page; if another process makes it at the same moment, one of the two pages stays."""
+    scratch = folder / f".control-{os.getpid()}"
+    scratch.unlink(missing_ok=True)
+    try:
+        with Memory.create(scratch, CONTROL_BYTES) as fresh:
+            _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0, 1)
+            os.fsync(fresh.fd)
+        # Not a rename: that would replace the page of an owner which came first, and both would own the folder.
+        with contextlib.suppress(FileExistsError):
+            (folder / "control").hardlink_to(scratch)
+    finally:
+        scratch.unlink(missing_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_control(buffer: memoryview, name: str) -> tuple[bytes, int, int, int, bytes, int, int]:
+    if len(buffer) < CONTROL_BYTES:
         raise CorruptState(f"{name} is too short for a control page")
-    magic, version, segments, segment_bytes, identity, writer = _CONTROL.unpack_from(buffer)
+    magic, version, segments, segment_bytes, identity, writer, oldest = _CONTROL.unpack_from(buffer)
     if magic != _MAGIC:
-        raise CorruptState(f"{name} is not the control page of a log", why="its magic differs")
+        raise CorruptState(
+            f"{name} is not the control page of a log",
+            why="its magic differs",
+            do="Move it away to start an empty log.",
+        )
     if version != _VERSION:
         raise CorruptState(f"{name} is of log version {version}", why=f"this build reads version {_VERSION}")
     if segment_bytes < 2 * SUPERBLOCK_BYTES or segment_bytes % 4096 or segment_bytes > 1 << 40:
         raise CorruptState(f"{name} names segments of {segment_bytes} bytes")
-    return magic, version, segments, segment_bytes, identity, writer
+    return magic, version, segments, segment_bytes, identity, writer, oldest
 
 
 def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -339,18 +384,23 @@ def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
     Reads only; works while a writer is at it (the tail may then look torn). Raises `UsageError` if there is no log.
     """
     folder = Path(directory)
-    try:
-        head = (folder / "control").read_bytes()[:CONTROL_BYTES]
-    except OSError as error:
-        raise UsageError(f"no log in {folder}", why=error.strerror or str(error), do="Give a log folder.") from error
-    _, _, _, segment_bytes, identity, writer = _read_control(memoryview(head), str(folder / "control"))
-    control = ctypes.create_string_buffer(head, CONTROL_BYTES)
-    opened = _native.open_files(ctypes.addressof(control), str(folder), 1 << 30, False, False, None)
+    while True:
+        head = _read_head(folder)
+        _, _, _, segment_bytes, identity, writer, oldest = _read_control(memoryview(head), str(folder / "control"))
+        control = ctypes.create_string_buffer(head, CONTROL_BYTES)
+        opened = _native.open_files(ctypes.addressof(control), str(folder), 1 << 30, False, False, None)
+        if _CONTROL.unpack_from(_read_head(folder))[-1] == oldest:  # else a writer released what was to be read
+            break
     report: dict[str, Any] = opened.describe()
+    if report["torn"] and opened.commit_behind():
+        report["torn"] = False  # that epoch was whole once, or others follow it: this is damage
+    digest = hashlib.sha256(report["manifest_text"]).digest()
+    report["manifest_ok"] = not report["segments"] or digest == report["manifest"]
     report["manifest"] = report["manifest"].hex()
     report["manifest_text"] = report["manifest_text"].decode(errors="replace")
     report["log"] = identity.hex()
     report["owner_writer_epoch"] = writer
+    report["oldest_segment"] = oldest
     report["segment_bytes"] = segment_bytes
     regions: dict[str, dict[str, int]] = {}
     keys = set()
@@ -363,12 +413,19 @@ def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
     report["regions"] = regions
     report["keys"] = len(keys)
     known = {row["segment"] for row in report["segments"]}
-    report["unread_segments"] = sorted(
-        int(path.name[8:24], 16)
-        for path in folder.glob("segment-????????????????.ologs")
-        if int(path.name[8:24], 16) not in known
-    )
+    found = (_SEGMENT_NAME.fullmatch(path.name) for path in folder.iterdir())
+    numbers = {int(match.group(1), 16) for match in found if match}
+    # Below the oldest that counts: left by an interrupted release, and no part of the log any more.
+    report["unread_segments"] = sorted(number for number in numbers - known if number >= oldest)
     return report
+
+
+def _read_head(folder: Path) -> bytes:
+    try:
+        with (folder / "control").open("rb") as file:
+            return file.read(CONTROL_BYTES)
+    except OSError as error:
+        raise UsageError(f"no log in {folder}", why=error.strerror or str(error), do="Give a log folder.") from error
 
 
 def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -378,8 +435,11 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """
     report = inspect(directory)
     last = report["segments"][-1]["segment"] if report["segments"] else 0
-    torn = bool(report["torn"]) and report["stop_segment"] == last and not report["unread_segments"]
-    report["ok"] = not report["unread_segments"] and (report["stop"] == "" or torn)
+    # A crash leaves an epoch without COMMIT in the last segment, or a segment that was created and not begun.
+    begun = report["stop_segment"] == last and not report["unread_segments"]
+    created = report["unread_segments"] == [report["stop_segment"]] and report["stop_segment"] == last + 1
+    torn = bool(report["torn"]) and (begun or created)
+    report["ok"] = report["manifest_ok"] and (torn or (report["stop"] == "" and not report["unread_segments"]))
     report["first_bad"] = (
         None
         if report["stop"] == ""
