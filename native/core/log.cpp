@@ -40,6 +40,15 @@ bool valid_superblock(const ol_superblock& s, const uint8_t* uuid, uint64_t byte
            std::memcmp(s.uuid, uuid, 16) == 0 && s.bytes == bytes;
 }
 
+// ol_log_control.oldest: number and check in one word.
+uint64_t marked(uint64_t number) { return number | uint64_t{crc32c(0, &number, sizeof number) & 0xffffff} << OL_SEGMENT_BITS; }
+
+constexpr uint64_t number_mask = (uint64_t{1} << OL_SEGMENT_BITS) - 1;
+
+uint64_t oldest_of(const ol_log_control* control) {
+    return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(control->oldest)).load(std::memory_order_acquire);
+}
+
 // ---- fault injection -------------------------------------------------------------------------------------------
 
 constexpr const char* point_names[] = {"begin",         "begin.written", "append.payload", "append.header",  "commit",
@@ -209,7 +218,7 @@ class FileStore final : public SegmentStore {
 
   private:
     // A name with a larger number is not ours: no log gets there, and the next number must exist.
-    static constexpr unsigned long long last_number = 1ull << 56;
+    static constexpr unsigned long long last_number = 1ull << (OL_SEGMENT_BITS - 1);
 
     struct Mapped {
         int fd;
@@ -281,7 +290,7 @@ void reach_kill_point(const char* name) {
 Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t* manifest) {
     Scan out;
     const uint64_t size = store.segment_bytes();
-    const uint64_t oldest = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(control->oldest)).load(std::memory_order_acquire);
+    const uint64_t word = oldest_of(control), oldest = word & number_mask;
     bool first = true, ended = true;
     uint64_t expected_segment = 0;
     const auto stop = [&](uint64_t segment, uint64_t offset, const std::string& why) {
@@ -289,7 +298,12 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
         out.stop_offset = offset;
         out.stop = why;
     };
-    for (const auto& [number, base] : store.existing()) {
+    const auto existing = store.existing();  // also tells the store which places are taken
+    if (word != marked(oldest)) {
+        stop(0, 0, "the control page does not say which segment is the first");
+        return out;
+    }
+    for (const auto& [number, base] : existing) {
         if (number < oldest) continue;  // its release was interrupted
         ol_superblock s;
         std::memcpy(&s, base, sizeof s);
@@ -467,11 +481,12 @@ LogWriter::LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* contro
     sequence_ = scan.next_sequence;
     const auto existing = store_->existing();
     const bool afresh = cold || scan.end_segment == 0;
-    segment_ = !afresh ? scan.end_segment : std::max(existing.empty() ? 0 : existing.rbegin()->first, control_->oldest - (control_->oldest != 0));
+    segment_ = afresh ? (existing.empty() ? 0 : existing.rbegin()->first) : scan.end_segment;
     if (afresh) set_oldest(segment_ + 1);
+    const uint64_t oldest = control_->oldest & number_mask;
     // From the newest on: whatever a crash leaves of them still begins with what was refused.
     for (auto at = existing.rbegin(); at != existing.rend(); ++at) {
-        if (afresh || at->first > scan.end_segment || at->first < control_->oldest) {
+        if (afresh || at->first > scan.end_segment || at->first < oldest) {
             store_->release(at->first);
         } else {
             segments_.emplace(at->first, at->second);
@@ -508,7 +523,7 @@ bool LogWriter::fenced() const {
 }
 
 void LogWriter::set_oldest(uint64_t number) {
-    std::atomic_ref<uint64_t>(control_->oldest).store(number, std::memory_order_release);
+    std::atomic_ref<uint64_t>(control_->oldest).store(marked(number), std::memory_order_release);
     if (durable_ && msync(control_, OL_CONTROL_BYTES, MS_SYNC) != 0) fail(LogError::Kind::durability, system_text("flush the control page"));
 }
 

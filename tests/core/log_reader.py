@@ -49,6 +49,11 @@ class Row(NamedTuple):
     payload: bytes
 
 
+def marked(number: int) -> int:
+    """`ol_log_control.oldest` for a segment number."""
+    return number | (crc32c(number.to_bytes(8, "little")) & 0xFFFFFF) << 40
+
+
 def padded(length: int) -> int:
     return -(-length // 64) * 64
 
@@ -75,6 +80,9 @@ def read(control: bytes, segments: list[tuple[int, bytes]]) -> list[tuple[int, l
     """(epoch, records) of every committed epoch."""
     _, _, _, size, uuid, _, oldest = CONTROL.unpack_from(control)
     out: list[tuple[int, list[Row]]] = []
+    oldest, check = oldest & (1 << 40) - 1, oldest >> 40
+    if crc32c(oldest.to_bytes(8, "little")) & 0xFFFFFF != check:
+        return out
     expected, sequence, epoch, writer, manifest = oldest, -1, 0, 0, b""
     for number, data in segments:
         if number < oldest:
@@ -92,7 +100,8 @@ def read(control: bytes, segments: list[tuple[int, bytes]]) -> list[tuple[int, l
         assert hashlib.sha256(data[128 : 128 + text]).digest() == digest
         sequence, manifest, writer = first, digest, opener
         ended = False
-        for sequence, writer, found, rows in _epochs(data, sequence, epoch if out else first_epoch - 1, writer):
+        for following, by, found, rows in _epochs(data, first, epoch if out else first_epoch - 1, opener):
+            sequence, writer = following, by
             if rows is None:
                 ended = True
             else:

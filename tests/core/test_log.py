@@ -313,7 +313,7 @@ def test_full_log_refuses_and_keeps_everything(make: Make) -> None:
     owner = make(segments=3)
     writer = start(owner)
     written = 0
-    with pytest.raises(Refused, match="full"):
+    with pytest.raises(Refused, match="full"):  # noqa: PT012  how many fit is what is counted
         for _ in range(1000):
             writer.write([row(written, bytes(1000))])
             written += 1
@@ -324,7 +324,8 @@ def test_full_log_refuses_and_keeps_everything(make: Make) -> None:
     writer.native.release_before(3)
     writer.write([row(100)])
     keys = [r.key for _, rows in contents(owner) for r in rows]
-    assert keys[-1] == 100 and keys == sorted(keys)
+    assert keys[-1] == 100
+    assert keys == sorted(keys)
     assert contents(owner) == reference(owner)
 
 
@@ -409,7 +410,7 @@ def test_an_interrupted_release_is_finished_by_the_next_writer(make: Make) -> No
         writer.native.roll()
     # As if the writer had died between naming segment 3 the oldest and releasing 1 and 2.
     with Memory.from_fd(os.dup(owner.fds()[0])) as memory:
-        memory.buffer[48:56] = (3).to_bytes(8, "little")
+        memory.buffer[48:56] = log_reader.marked(3).to_bytes(8, "little")
     assert [r.key for _, rows in contents(owner) for r in rows] == [2, 3]
     writer = start(owner)
     assert writer.native.oldest_segment == 3
@@ -593,7 +594,7 @@ def test_opening_again_and_again_leaves_no_descriptors(make: Make) -> None:
     start(owner).write([row(1)])
 
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     for _ in range(3):
         contents(owner)

@@ -25,6 +25,7 @@ extern "C" {
 #define OL_LOG_VERSION 1u
 #define OL_CONTROL_BYTES 4096u
 #define OL_SUPERBLOCK_BYTES 4096u
+#define OL_SEGMENT_BITS 40u         /* of a segment's number */
 #define OL_MANIFEST_OFFSET 128u     /* in the segment; text up to the end of the superblock */
 #define OL_RECORD_ALIGN 64u
 #define OL_RECORD_MAGIC 0x4c52434fu /* "OCRL" */
@@ -51,7 +52,8 @@ typedef struct ol_log_control {
     uint64_t segment_bytes;
     uint8_t uuid[16];       /* identity of the log */
     uint64_t writer_epoch;
-    uint64_t oldest;        /* number of the first segment that counts */
+    uint64_t oldest;        /* number of the first segment that counts (40 bits); above it 24 bits of the CRC32C of that
+                               number as 8 bytes.  One word, so that a crash leaves the one or the other */
 } ol_log_control;
 
 typedef struct ol_superblock {

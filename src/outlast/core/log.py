@@ -35,6 +35,10 @@ _CONTROL = struct.Struct("<8sIIQ16sQQ")  # ol_log_control
 _MAGIC = b"OLCTRL1\0"
 _VERSION = 1
 _WRITER_EPOCH_OFFSET = 40
+_SEGMENT_BITS = 40
+_FIRST = (
+    1 | (_native.crc32c((1).to_bytes(8, "little")) & 0xFFFFFF) << _SEGMENT_BITS
+)  #: ol_log_control.oldest of a new log
 _SEGMENT_NAME = re.compile(r"segment-([0-9a-f]{16})\.ologs")
 
 #: Segments are a compromise: an epoch must fit one, and space comes back a segment at a time.
@@ -99,7 +103,7 @@ class LogOwner:
         """A log in an anonymous memfd: it lives as long as any process holds it. Pages are taken as they are used."""
         segments = _segments_in(capacity, segment_bytes)
         memory = Memory.anonymous(CONTROL_BYTES + segments * segment_bytes, name="outlast-log")
-        _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0, 1)
+        _CONTROL.pack_into(memory.buffer, 0, _MAGIC, _VERSION, segments, segment_bytes, uuid.uuid4().bytes, 0, _FIRST)
         return cls(memory, {"kind": "memory", "fd": memory.fd, "bytes": memory.size})
 
     @classmethod
@@ -347,7 +351,7 @@ def _create_control(folder: Path, segment_bytes: int) -> None:
     scratch.unlink(missing_ok=True)
     try:
         with Memory.create(scratch, CONTROL_BYTES) as fresh:
-            _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0, 1)
+            _CONTROL.pack_into(fresh.buffer, 0, _MAGIC, _VERSION, 0, segment_bytes, uuid.uuid4().bytes, 0, _FIRST)
             os.fsync(fresh.fd)
         # Not a rename: that would replace the page of an owner which came first, and both would own the folder.
         with contextlib.suppress(FileExistsError):
@@ -375,7 +379,7 @@ def _read_control(buffer: memoryview, name: str) -> tuple[bytes, int, int, int, 
         raise CorruptState(f"{name} is of log version {version}", why=f"this build reads version {_VERSION}")
     if segment_bytes < 2 * SUPERBLOCK_BYTES or segment_bytes % 4096 or segment_bytes > 1 << 40:
         raise CorruptState(f"{name} names segments of {segment_bytes} bytes")
-    return magic, version, segments, segment_bytes, identity, writer, oldest
+    return magic, version, segments, segment_bytes, identity, writer, oldest & (1 << _SEGMENT_BITS) - 1
 
 
 def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -389,7 +393,9 @@ def inspect(directory: str | os.PathLike[str]) -> dict[str, Any]:
         _, _, _, segment_bytes, identity, writer, oldest = _read_control(memoryview(head), str(folder / "control"))
         control = ctypes.create_string_buffer(head, CONTROL_BYTES)
         opened = _native.open_files(ctypes.addressof(control), str(folder), 1 << 30, False, False, None)
-        if _CONTROL.unpack_from(_read_head(folder))[-1] == oldest:  # else a writer released what was to be read
+        if (
+            _CONTROL.unpack_from(_read_head(folder))[-1] & (1 << _SEGMENT_BITS) - 1 == oldest
+        ):  # else a writer released what was to be read
             break
     report: dict[str, Any] = opened.describe()
     if report["torn"] and opened.commit_behind():
