@@ -12,6 +12,7 @@ from typing import Any
 
 from outlast.bench import overhead
 from outlast.bench.report import conditions, median, significant, spread
+from outlast.bench.rounds import breakdown
 from outlast.bench.stages import stage_for
 from outlast.bench.transcripts import Transcript, Verdict
 from outlast.bench.trial import Trial, requests_for, run_trial, settings_for
@@ -92,6 +93,7 @@ def assess(trial: Trial, again: Trial, cost: dict[str, Any]) -> dict[str, Any]:
         "differences": list(verdict.differences),
         "engines": _engines(trial),
         "rounds": len(trial.rounds),
+        "phases_ms": breakdown(trial.kills),
         "baseline_kills": len(again.kills),
         "baseline_streams": len(again.rounds[0]) if again.rounds else 0,
         "baseline_identical": _baseline(trial.references, again).identical,

@@ -8,12 +8,11 @@ medians with one stream (or with the fewest streams asked for).
 from __future__ import annotations
 
 import argparse
-import statistics
 from dataclasses import replace
 from typing import Any
 
 from outlast.bench.report import conditions, median, say, significant, spread
-from outlast.bench.rounds import Kill, phases
+from outlast.bench.rounds import breakdown
 from outlast.bench.stages import Lines
 from outlast.bench.trial import Trial, requests_for, run_trial, settings_for
 from outlast.core.errors import UsageError
@@ -104,10 +103,3 @@ def _row(trial: Trial, again: Trial) -> dict[str, Any]:
         "restart_kills": len(again.kills),
         "ratio": significant(restart / recovery, 4) if recovery and restart else None,
     }
-
-
-def breakdown(kills: list[Kill]) -> dict[str, float]:
-    """Medians of the phases (see `rounds.phases`) over kills; they need not add up to the median of the sum."""
-    found = [phase for phase in map(phases, kills) if phase]
-    names = found[0] if found else {}
-    return {name: significant(statistics.median(one[name] for one in found), 4) for name in names}

@@ -10,12 +10,14 @@ import asyncio
 import os
 import random
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outlast.bench.report import significant
 from outlast.bench.transcripts import Received, Transcript
 from outlast.core.errors import OutlastError
 
@@ -295,3 +297,10 @@ def phases(kill: Kill) -> dict[str, float]:
         "first_step": times["first_token"] - times["recovered"],
         "delivery": min(kill.milliseconds.values()) - detection - times["first_token"],
     }
+
+
+def breakdown(kills: list[Kill]) -> dict[str, float]:
+    """Medians of the phases (see `phases`) over kills; they need not add up to the median of the sum."""
+    found = [phase for phase in map(phases, kills) if phase]
+    names = found[0] if found else {}
+    return {name: significant(statistics.median(one[name] for one in found), 4) for name in names}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from outlast.bench import demo
 from outlast.cli.extras import require
 from outlast.core.errors import EXIT_DONE, EXIT_FAILED
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """How much of it, and how it is told."""
+    from outlast.bench import demo  # not above: it loads an engine, which the list of all verbs does not need
+
     demo.configure(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the live view")
 
@@ -23,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run it. Done only if every stream equals its uninterrupted run and nothing that was sent is contradicted."""
     require("demo")
+    from outlast.bench import demo
+
     report = demo.run(arguments)
     if arguments.json:
         print(json.dumps(report, indent=1))
