@@ -143,6 +143,7 @@ NB_MODULE(_native, m) {
             const int32_t s = e.status(ticket, &text);
             return nb::make_tuple(s, text);
         }, "ticket"_a)
+        .def("stop", &Executor::stop, nb::call_guard<nb::gil_scoped_release>())
         .def("set_heartbeat", &Executor::set_heartbeat, "address"_a)
         .def_prop_ro("executed", &Executor::executed)
         .def_prop_ro("completed", &Executor::completed)

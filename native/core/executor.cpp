@@ -21,11 +21,14 @@ Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket)
     for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this, i] { worker_main(i + 1); });
 }
 
-Executor::~Executor() {
+Executor::~Executor() { stop(); }
+
+void Executor::stop() {
     stop_.store(true, std::memory_order_seq_cst);
     work_.notify();
     done_.notify();
     for (auto& t : threads_) t.join();
+    threads_.clear();
 }
 
 uint32_t Executor::register_operator(uint64_t fn, uint32_t abi) {

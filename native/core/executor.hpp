@@ -31,6 +31,8 @@ class Executor {
 
     Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0);
     ~Executor();
+    // Ends the workers; returns when the tasks that they are running have ended.  Tasks that wait for others are not run.
+    void stop();
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 

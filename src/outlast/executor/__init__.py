@@ -175,6 +175,7 @@ class Executor:
         if self._closed:
             return
         self._closed = True
+        self.native.stop()  # here and not in its destructor, which would hold all Python threads meanwhile
         del self.native
         for operator in self.operators.values():
             for library in (operator.library, operator.previous):
