@@ -39,8 +39,8 @@ _logger = logging.getLogger(__name__)
 #: through sooner; past 64 the gain is small.
 PREFILL_CHUNK = 64
 STEP_TIMEOUT = 300.0
-#: Pool memory that one `prepare` maps, about 2 ms of work; the log, mapped for reading, takes a quarter of the time.
-PREPARE_BYTES = 8 << 20
+#: Pool memory that one `prepare` maps, 4 to 8 ms of work; the log, mapped for reading, takes a quarter of the time.
+PREPARE_BYTES = 32 << 20
 _FIRST_NATIVE_FAULT = 100  #: fault points of the control page from here on are the log's kill points
 
 
