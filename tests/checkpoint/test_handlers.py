@@ -286,7 +286,8 @@ def test_a_shape_that_changes_during_the_check_refuses_the_code(
 
 
 DIGESTED = [
-    KVGeometry(4, 4, 32, 2), KVGeometry(6, 16, 128, 1), KVGeometry(2, 40, 512, 1, 40 * 512 + 64), KVGeometry(3, 5, 4, 2),
+    KVGeometry(4, 4, 32, 2), KVGeometry(6, 16, 128, 1), KVGeometry(2, 40, 512, 1, 40 * 512 + 64),
+    KVGeometry(3, 5, 4, 2),
 ]  # fmt: skip
 
 

@@ -6,13 +6,15 @@ its delta handlers and the commit are the last tasks of that plan.
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outlast.checkpoint.geometry import KVGeometry
 from outlast.checkpoint.handlers import KVHandlers
 from outlast.checkpoint.regions import Region
+from outlast.checkpoint.spans import Extent, Spans
 from outlast.core import _native
 from outlast.core.errors import Refused, TimedOut
 from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, LogWriter
@@ -75,15 +77,6 @@ class Image:
     table: int  #: address of its block table
 
 
-@dataclass(slots=True)
-class _Extent:
-    """What one segment holds of one request."""
-
-    opened: bool = False
-    rows: tuple[int, int] = (0, 0)
-    emissions: tuple[int, int] = (0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class LogOperators:
     """The log as operators of an executor; installed once."""
@@ -127,7 +120,8 @@ class StepCheckpointer:
             handlers.digest.index, operators.seal.index, operators.finish.index,
         )  # fmt: skip
         self._queued: list[Row] = []
-        self._extents: dict[int, dict[int, _Extent]] = {}
+        #: By segment and request. Every live piece is noted for one segment only, the last that got it.
+        self._extents: dict[int, dict[int, Extent]] = {}
         self.rewritten_bytes = 0  #: moved out of old segments so far
 
     def open_request(self, key: int, generation: int, payload: bytes) -> None:
@@ -180,11 +174,10 @@ class StepCheckpointer:
         for key, first, number, emitted in spans:
             extent = segment.get(key)
             if extent is None:
-                extent = segment[key] = _Extent()
-            if number:
-                extent.rows = _join(extent.rows, first, first + number)
+                extent = segment[key] = Extent()
+            extent.rows.add(first, first + number)
             if emitted >= 0:
-                extent.emissions = _join(extent.emissions, emitted, emitted + 1)
+                extent.emissions.add(emitted, emitted + 1)
 
     def flush(self) -> None:
         """Commit queued records without a step."""
@@ -194,23 +187,22 @@ class StepCheckpointer:
             self._note_rows(self._queued)
             self._queued = []
 
-    def note_recovered(
-        self, segment: int, key: int, opened: bool, rows: tuple[int, int], emissions: tuple[int, int]
-    ) -> None:
-        """Tell what an existing segment holds of a request that was restored."""
-        extent = self._extents.setdefault(segment, {}).setdefault(key, _Extent())
-        extent.opened |= opened
-        if rows[1] > rows[0]:
-            extent.rows = _join(extent.rows, *rows)
-        if emissions[1] > emissions[0]:
-            extent.emissions = _join(extent.emissions, *emissions)
+    def note_recovered(self, key: int, segments: Mapping[int, Extent]) -> None:
+        """Tell what the existing segments hold of a request that was restored."""
+        newer: list[Extent] = []
+        for number in sorted(segments, reverse=True):
+            extent = copy.deepcopy(segments[number])
+            for other in newer:  # a crash while a segment was emptied leaves two copies
+                extent.remove(other)
+            newer.append(extent)
+            self._extents.setdefault(number, {})[key] = extent
 
     def rebase(self, keys: Iterable[int]) -> None:
         """Write everything of `keys` into this log: it is new and holds nothing of them yet."""
         for key in keys:
             image = self._image(key)
             if image is not None:
-                self._rewrite(key, image, _Extent(True, (0, image.computed), (0, len(image.emissions))))
+                self._rewrite(key, image, Extent(True, Spans((0, image.computed)), Spans((0, len(image.emissions)))))
 
     def _make_room(self) -> None:
         """Keep the log short: whoever takes over reads all of it.
@@ -235,7 +227,7 @@ class StepCheckpointer:
 
     def _mostly_dead(self) -> bool:
         live = sum(
-            extent.rows[1] - extent.rows[0]
+            extent.rows.total()
             for extents in self._extents.values()
             for key, extent in extents.items()
             if self._alive(key)
@@ -254,7 +246,7 @@ class StepCheckpointer:
         self.log.native.release_before(oldest + 1)
         self._extents.pop(oldest, None)  # only now: after a failure on the way the segment still holds all of it
 
-    def _rewrite(self, key: int, image: Image, extent: _Extent) -> None:
+    def _rewrite(self, key: int, image: Image, extent: Extent) -> None:
         """Append again what an old segment holds of a request, from the live state."""
         geometry = self._handlers.geometry
         native = self.log.native
@@ -264,23 +256,23 @@ class StepCheckpointer:
             rows.append((REQUEST, REQUEST_REGION, image.generation, key, 0, 0, image.payload))
         rows += [
             (EMISSION, REQUEST_REGION, image.generation, key, index, 1, image.emissions[index])
-            for index in range(extent.emissions[0], min(extent.emissions[1], len(image.emissions)))
+            for first, end in extent.emissions.below(len(image.emissions))
+            for index in range(first, end)
         ]
         for part in _portions(rows, limit):
             self.log.write(part)
             self._note_rows(part)
             self.rewritten_bytes += sum(len(row[6]) for row in part)
         step = max(1, limit // geometry.token_bytes)
-        first, end = extent.rows[0], min(extent.rows[1], image.computed)
-        for at in range(first, end, step):
-            count = min(step, end - at)
-            self._rewrite_rows(geometry, key, image, at, count)
-            noted = self._extent(key)
-            noted.rows = _join(noted.rows, at, at + count)
+        for first, end in extent.rows.below(image.computed):
+            for at in range(first, end, step):
+                count = min(step, end - at)
+                self._rewrite_rows(geometry, key, image, at, count)
+                self._extent(key).rows.add(at, at + count)
 
-    def _extent(self, key: int) -> _Extent:
+    def _extent(self, key: int) -> Extent:
         """What the segment of the epoch just written holds of a request."""
-        return self._extents.setdefault(self.log.native.segment, {}).setdefault(key, _Extent())
+        return self._extents.setdefault(self.log.native.segment, {}).setdefault(key, Extent())
 
     def _note_rows(self, rows: Iterable[Row]) -> None:
         """Keep in mind where request state lies that was just written."""
@@ -289,7 +281,7 @@ class StepCheckpointer:
             if row[0] == REQUEST:
                 extent.opened = True
             elif row[0] == EMISSION:
-                extent.emissions = _join(extent.emissions, row[4], row[4] + 1)
+                extent.emissions.add(row[4], row[4] + 1)
 
     def _rewrite_rows(self, geometry: KVGeometry, key: int, image: Image, first: int, count: int) -> None:
         native = self.log.native
@@ -328,8 +320,3 @@ def _portions(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
         size += bytes_needed
     if part:
         yield part
-
-
-def _join(span: tuple[int, int], first: int, end: int) -> tuple[int, int]:
-    """The smallest span over both; (0, 0) is empty."""
-    return (first, end) if span[0] == span[1] else (min(span[0], first), max(span[1], end))

@@ -8,12 +8,13 @@ it is computed again from its tokens, never used.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outlast.checkpoint.checkpointer import KV_REGION, REQUEST_REGION
 from outlast.checkpoint.geometry import KVGeometry
 from outlast.checkpoint.handlers import KVHandlers, Task
+from outlast.checkpoint.spans import Extent
 from outlast.core.errors import OperatorFailed
 from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, Record
 from outlast.executor import Executor, Operator
@@ -32,7 +33,7 @@ class LoggedRequest:
     emissions: dict[int, bytes] = field(default_factory=dict)
     rows: list[Record] = field(default_factory=list)
     seals: dict[int, bytes] = field(default_factory=dict)
-    segments: dict[int, tuple[bool, tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
+    segments: dict[int, Extent] = field(default_factory=dict)  #: what each segment of the log holds of it
     trouble: str = ""  #: why its rows must not be used
 
     def tokens_emitted(self) -> list[bytes]:
@@ -71,23 +72,22 @@ def fold(records: Iterable[Record], geometry: KVGeometry) -> dict[int, LoggedReq
             request = live[record.key] = LoggedRequest(record.key, record.generation)
         elif record.generation < request.generation:
             continue
-        opened, rows, emissions = request.segments.get(record.segment, (False, (0, 0), (0, 0)))
+        extent = request.segments.get(record.segment)
+        if extent is None:
+            extent = request.segments[record.segment] = Extent()
         if kind == KV_ROWS:
             if record.length != record.tokens * geometry.token_bytes:
                 request.trouble = f"a row record holds {record.length} bytes for {record.tokens} tokens"
             request.rows.append(record)
-            end = record.offset + record.tokens
-            rows = (record.offset, end) if rows == (0, 0) else (min(rows[0], record.offset), max(rows[1], end))
+            extent.rows.add(record.offset, record.offset + record.tokens)
         elif kind == KV_SEAL:
             request.seals[record.offset] = record.payload
         elif kind == EMISSION:
             request.emissions[record.offset] = record.payload
-            at = record.offset
-            emissions = (at, at + 1) if emissions == (0, 0) else (min(emissions[0], at), max(emissions[1], at + 1))
+            extent.emissions.add(record.offset, record.offset + 1)
         elif kind == REQUEST:
             request.payload = record.payload
-            opened = True
-        request.segments[record.segment] = (opened, rows, emissions)
+            extent.opened = True
     return live
 
 
@@ -151,11 +151,7 @@ class Restorer:
         self._executor.run(ctypes.addressof(tasks), total, timeout=120.0)
 
 
-def note_all(
-    requests: Iterable[LoggedRequest],
-    note: Callable[[int, int, bool, tuple[int, int], tuple[int, int]], None],
-) -> None:
+def note_all(requests: Iterable[LoggedRequest], note: Callable[[int, Mapping[int, Extent]], None]) -> None:
     """Tell a StepCheckpointer (`note_recovered`) which segments hold what of restored requests."""
     for request in requests:
-        for segment, (opened, rows, emissions) in request.segments.items():
-            note(segment, request.key, opened, rows, emissions)
+        note(request.key, request.segments)

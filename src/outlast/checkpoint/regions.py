@@ -185,6 +185,7 @@ class OpaqueRegion:
             self._pending = merge([*self._pending, *fresh])
             return sum(run.length for run in self._pending), len(self._pending)
         assert self._hashes is not None
+        left, self._copies = self._copies, []  # of an aborted epoch
         buffer = ctypes.create_string_buffer(_HASH_PIECE_PAGES * PAGE)
         page = 0
         while page < self._hashes.pages:
@@ -193,6 +194,8 @@ class OpaqueRegion:
             for run in merge([Run(number * PAGE, PAGE) for number in pages]):
                 self._copies.append((run, ctypes.string_at(ctypes.addressof(buffer) + at, run.length)))
                 at += run.length
+        if left:
+            self._copies = _newest([*left, *self._copies])
         return sum(run.length for run, _ in self._copies), len(self._copies)
 
     def stage(self, log: LogWriter, executor: Executor) -> int:
@@ -242,6 +245,15 @@ def _of_this_incarnation(region: AppendRegion | OpaqueRegion, record: Record) ->
             f"region {region.number} is of generation {region.generation}", why=f"the log holds {record.generation}"
         )
     return record.generation == region.generation
+
+
+def _newest(copies: Sequence[tuple[Run, bytes]]) -> list[tuple[Run, bytes]]:
+    """One copy of each page, the last one: however often an epoch is aborted, no more than the region is held."""
+    pages = {run.offset + at: content[at : at + PAGE] for run, content in copies for at in range(0, run.length, PAGE)}
+    return [
+        (run, b"".join(pages[offset] for offset in range(run.offset, run.offset + run.length, PAGE)))
+        for run in merge([Run(offset, PAGE) for offset in pages])
+    ]
 
 
 def merge(runs: Sequence[Run]) -> list[Run]:
