@@ -348,6 +348,7 @@ Scan scan_log(SegmentStore& store, const ol_log_control* control, const uint8_t*
             stop(number, 0, "superblock of an older writer after a newer one");
             return out;
         }
+        if (s.epoch > out.spent_epoch) out.spent_epoch = s.epoch - 1;
         first = false;
         ended = false;
         expected_segment = number + 1;
@@ -477,7 +478,8 @@ LogWriter::LogWriter(std::unique_ptr<SegmentStore> store, ol_log_control* contro
         fail(LogError::Kind::fenced, "the log holds records of a newer writer");
     if (!cold && (scan.manifest_differs || (scan.end_segment != 0 && scan.manifest != manifest_)))
         fail(LogError::Kind::refused, "the log was written under another manifest (start cold to give up what it holds)");
-    epoch_ = committed_ = scan.last_epoch;
+    committed_ = scan.last_epoch;
+    epoch_ = std::max(scan.last_epoch, scan.spent_epoch);
     sequence_ = scan.next_sequence;
     const auto existing = store_->existing();
     const bool afresh = cold || scan.end_segment == 0;

@@ -52,6 +52,7 @@ struct SegmentReport {
 struct Scan {
     std::vector<ScannedRecord> records;   // data records of committed epochs, in order
     std::vector<SegmentReport> segments;
+    uint64_t spent_epoch = 0;  // no later epoch may have this number or less, if only because an attempt was taken back
     uint64_t epochs = 0, last_epoch = 0, max_writer_epoch = 0, payload_bytes = 0;
     uint64_t end_segment = 0, end_offset = 0;  // just behind the last COMMIT (or END)
     uint32_t next_sequence = 0;

@@ -55,7 +55,9 @@ def test_metrics_count_what_happened(start_server: StartServer) -> None:
     assert gauge(server, "outlast_tokens_total") == 12
     assert gauge(server, "outlast_contradictions_total") == 0
     assert gauge(server, "outlast_live_requests") == 0
-    assert 1 << 20 < gauge(server, "outlast_supervisor_resident_bytes") < 1 << 30
+    # The supervisor lives in this process, which may hold much else.
+    own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert own / 2 < gauge(server, "outlast_supervisor_resident_bytes") < own * 2
 
 
 def test_an_engine_that_can_not_start_is_named_and_requests_fail_in_time(

@@ -29,6 +29,8 @@ class SubprocessServer:
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "outlast.serve", settings.to_json(), str(os.getpid())],
             stdin=subprocess.DEVNULL,
+            # Ctrl-C is for whoever started the server: it ends the server in its own order.
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=stderr,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
