@@ -314,14 +314,14 @@ void a_failing_plan_stops_and_others_do_not(uint32_t capacity, uint32_t workers,
     settle(e);
 }
 
-// A plan has failed and one of its tasks goes on, while more plans fail beside it than the executor keeps errors or has
-// places for: its own error is still the one it ends with.
 // Fails once the gate was entered: a task of a plan that has failed would not be run any more.
 int32_t fail_behind_gate_op(const ol_task* task, ol_env*) {
     while (!reinterpret_cast<Gate*>(task->arg[0])->entered.load()) std::this_thread::yield();
     return -7;
 }
 
+// A plan has failed and one of its tasks goes on, while more plans fail beside it than the executor keeps errors or has
+// places for: its own error is still the one it ends with.
 void a_slow_plan_keeps_its_failure() {
     Executor e(4096, 1);  // no more tasks than this may follow one that is not done
     const uint32_t hold = e.register_operator(address(gate_op), OL_ABI_VERSION);
