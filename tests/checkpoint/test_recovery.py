@@ -416,7 +416,7 @@ def test_an_older_generation_never_overrides_a_newer_one() -> None:
         make(REQUEST, payload=b"one", generation=1), make.rows(0, 4, generation=1),
         make(EMISSION, payload=b"a", generation=1),
         make(REQUEST, payload=b"two", generation=2), make.rows(0, 2, generation=2),
-        make.rows(4, 4, generation=1), make(EMISSION, payload=b"b", offset=1, generation=1),  # left over
+        make.rows(2, 4, generation=1), make(EMISSION, payload=b"b", generation=1),  # left over
         make(DROP, generation=1),  # kills nothing: its incarnation is gone
     ]  # fmt: skip
     (request,) = fold(records, GEOMETRY).values()
