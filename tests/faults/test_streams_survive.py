@@ -72,6 +72,7 @@ def test_streams_are_identical_when_engines_hang(tiny: Path) -> None:
             check(tally, 4)
             causes = [row["cause"] for row in running.health()["takeovers"]]
             if any("heartbeat" in cause or "hang" in cause or "sign of life" in cause for cause in causes):
+                assert tally.stopped > 0
                 return
         pytest.fail(f"no takeover for a hang: {causes}")
 
