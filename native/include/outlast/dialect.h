@@ -34,6 +34,39 @@ static inline void __syncthreads() {}
 #endif
 
 #define OL_EXPORT __attribute__((visibility("default")))
+#define OL_DEVICE __device__ static __forceinline__
+
+/* This thread's share of n equal pieces of work: `for (int64_t i = w.begin; i < w.end; i += w.step)`.
+ * On the host a part is one contiguous run with step 1, so that the loop vectorises; on a device neighbouring threads
+ * take neighbouring pieces. */
+struct ol_share {
+    int64_t begin, end;
+#ifdef __CUDACC__
+    int64_t step;
+#else
+    static constexpr int64_t step = 1;
+#endif
+};
+OL_DEVICE ol_share ol_share_of(int64_t n, ol_dim3 block, ol_dim3 grid) {
+#ifdef __CUDACC__
+    return {static_cast<int64_t>(block.x) * blockDim.x + threadIdx.x, n, static_cast<int64_t>(grid.x) * blockDim.x};
+#else
+    return {n * block.x / grid.x, n * (block.x + 1) / grid.x};
+#endif
+}
+
+/* An operator from a function template: `function(const Args *, ol_dim3 block, ol_dim3 grid, ol_env *) -> int32_t`.
+ * Shipped operators are compiled several times, once per instruction set: OL_PREBUILT then keeps their names apart. */
+#ifdef OL_PREBUILT
+#define OL_LINKAGE static
+#else
+#define OL_LINKAGE extern "C" OL_EXPORT
+#endif
+#define OL_INSTANCE(name, Args, ...)                                                                                   \
+    OL_LINKAGE int32_t name(const ol_task *task, ol_env *env) {                                                        \
+        return __VA_ARGS__(reinterpret_cast<const Args *>(task->arg[0]), ol_dim3{task->part, 0, 0},                    \
+                           ol_dim3{task->parts == 0 ? 1u : task->parts, 1, 1}, env);                                   \
+    }
 
 #define OL_OPERATOR(name, Args, a)                                                                                     \
     static inline int32_t name##_body(const Args *a, ol_dim3 blockIdx, ol_dim3 gridDim, ol_env *environment);          \

@@ -1,0 +1,7 @@
+"""Kernels of the family rows."""
+
+from __future__ import annotations
+
+from . import Kernel
+
+KERNELS: list[Kernel] = []
