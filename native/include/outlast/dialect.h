@@ -34,7 +34,11 @@ static inline void __syncthreads() {}
 #endif
 
 #define OL_EXPORT __attribute__((visibility("default")))
-#define OL_DEVICE __device__ static __forceinline__
+#ifdef __CUDACC__
+#define OL_DEVICE __device__ __forceinline__ /* a specialisation may not be static */
+#else
+#define OL_DEVICE inline __attribute__((always_inline))
+#endif
 
 /* This thread's share of n equal pieces of work: `for (int64_t i = w.begin; i < w.end; i += w.step)`.
  * On the host a part is one contiguous run with step 1, so that the loop vectorises; on a device neighbouring threads
