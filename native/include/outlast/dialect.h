@@ -40,6 +40,14 @@ static inline void __syncthreads() {}
 #define OL_DEVICE inline __attribute__((always_inline))
 #endif
 
+/* Operator templates live in a namespace of their own for each instruction set they are built for: two copies under one
+ * name would be merged by the linker, and a CPU could meet instructions that it lacks. */
+#ifndef OL_NAMESPACE
+#define OL_NAMESPACE ol_ops
+#endif
+namespace OL_NAMESPACE {}
+using namespace OL_NAMESPACE;
+
 /* This thread's share of n equal pieces of work: `for (int64_t i = w.begin; i < w.end; i += w.step)`.
  * On the host a part is one contiguous run with step 1, so that the loop vectorises; on a device neighbouring threads
  * take neighbouring pieces. */

@@ -4,6 +4,8 @@
 #include "outlast/dialect.h"
 #include "outlast/tensor.h"
 
+namespace OL_NAMESPACE {
+
 struct ol_half {
     uint16_t bits;
 };
@@ -66,4 +68,5 @@ template <class T> OL_DEVICE void ol_store(T *p, ol_compute<T> value) { *p = val
 template <> OL_DEVICE void ol_store<ol_half>(ol_half *p, float value) { p->bits = ol_float_to_half(value); }
 template <> OL_DEVICE void ol_store<ol_bfloat>(ol_bfloat *p, float value) { p->bits = ol_float_to_bfloat(value); }
 
+}  // namespace OL_NAMESPACE
 #endif
