@@ -16,8 +16,10 @@
 #define OUTLAST_DIALECT_H
 #include "outlast/task.h"
 
+#ifndef __CUDACC_RTC__
 #include <cstdio>
 #include <cstring>
+#endif
 
 struct ol_dim3 {
     uint32_t x, y, z;
@@ -33,11 +35,15 @@ static constexpr ol_dim3 blockDim{1, 1, 1};
 static inline void __syncthreads() {}
 #endif
 
-#define OL_EXPORT __attribute__((visibility("default")))
 #ifdef __CUDACC__
+#define OL_EXPORT __device__
 #define OL_DEVICE __device__ __forceinline__ /* a specialisation may not be static */
+/* The address of a device function is known only to code that was loaded with it: the module shows it in a variable. */
+#define OL_ENTRY(name) extern "C" __device__ ol_op_fn ol_entry_##name = &name;
 #else
+#define OL_EXPORT __attribute__((visibility("default")))
 #define OL_DEVICE inline __attribute__((always_inline))
+#define OL_ENTRY(name)
 #endif
 
 /* Operator templates live in a namespace of their own for each instruction set they are built for: two copies under one
@@ -47,6 +53,10 @@ static inline void __syncthreads() {}
 #endif
 namespace OL_NAMESPACE {}
 using namespace OL_NAMESPACE;
+
+#ifdef __CUDACC_RTC__
+#include "outlast/cuda/say.h"
+#endif
 
 /* This thread's share of n equal pieces of work: `for (int64_t i = w.begin; i < w.end; i += w.step)`.
  * On the host a part is one contiguous run with step 1, so that the loop vectorises; on a device neighbouring threads
@@ -78,21 +88,34 @@ OL_DEVICE ol_share ol_share_of(int64_t n, ol_dim3 block, ol_dim3 grid) {
     OL_LINKAGE int32_t name(const ol_task *task, ol_env *env) {                                                        \
         return __VA_ARGS__(reinterpret_cast<const Args *>(task->arg[0]), ol_dim3{task->part, 0, 0},                    \
                            ol_dim3{task->parts == 0 ? 1u : task->parts, 1, 1}, env);                                   \
-    }
+    }                                                                                                                  \
+    OL_ENTRY(name)
 
+#ifdef __CUDACC__
+#define OL_BODY static __device__ inline
+#else
+#define OL_BODY static inline
+#endif
 #define OL_OPERATOR(name, Args, a)                                                                                     \
-    static inline int32_t name##_body(const Args *a, ol_dim3 blockIdx, ol_dim3 gridDim, ol_env *environment);          \
+    OL_BODY int32_t name##_body(const Args *a, ol_dim3 blockIdx, ol_dim3 gridDim, ol_env *environment);                \
     extern "C" OL_EXPORT int32_t name(const ol_task *task, ol_env *env) {                                              \
         return name##_body(reinterpret_cast<const Args *>(task->arg[0]), ol_dim3{task->part, 0, 0},                    \
                            ol_dim3{task->parts == 0 ? 1u : task->parts, 1, 1}, env);                                   \
     }                                                                                                                  \
-    static inline int32_t name##_body(const Args *a, [[maybe_unused]] ol_dim3 blockIdx,                                \
-                                      [[maybe_unused]] ol_dim3 gridDim, [[maybe_unused]] ol_env *environment)
+    OL_ENTRY(name)                                                                                                     \
+    OL_BODY int32_t name##_body(const Args *a, [[maybe_unused]] ol_dim3 blockIdx, [[maybe_unused]] ol_dim3 gridDim,    \
+                                [[maybe_unused]] ol_env *environment)
 
-/* Ends the operator with an error text. */
+/* Ends the operator with an error text (integers and strings only: a device formats nothing else).  On a device the
+ * first thread of the block that fails writes it.  A thread may fail alone only if no __syncthreads() follows. */
+#ifdef __CUDACC_RTC__
+#define OL_SAY(...) ol_say(environment, __VA_ARGS__)
+#else
+#define OL_SAY(...) std::snprintf(environment->error, sizeof environment->error, __VA_ARGS__)
+#endif
 #define OL_FAIL(...)                                                                                                   \
     do {                                                                                                               \
-        std::snprintf(environment->error, sizeof environment->error, __VA_ARGS__);                                     \
+        OL_SAY(__VA_ARGS__);                                                                                           \
         return OL_FAILED;                                                                                              \
     } while (0)
 

@@ -33,7 +33,11 @@
 #define OUTLAST_TASK_H
 
 #ifdef __cplusplus
+#ifdef __CUDACC_RTC__ /* NVRTC has no headers of its own */
+#include "outlast/cuda/rtc.h"
+#else
 #include <cstdint>
+#endif
 extern "C" {
 #else
 #include <stdint.h>

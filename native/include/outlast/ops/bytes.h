@@ -18,7 +18,7 @@ OL_OPERATOR(bytes_delta, ol_bytes_args, a) {
     OL_BYTES_CHECK_RUNS(a, runs);
     char *to = reinterpret_cast<char *>(a->staged);
     for (uint32_t i = 0; i < a->count; ++i) {
-        if (i % gridDim.x == blockIdx.x) std::memcpy(to, reinterpret_cast<const char *>(a->base) + runs[i].offset, runs[i].length);
+        if (i % gridDim.x == blockIdx.x) memcpy(to, reinterpret_cast<const char *>(a->base) + runs[i].offset, runs[i].length);
         to += runs[i].length;
     }
     return OL_OK;
@@ -29,7 +29,7 @@ OL_OPERATOR(bytes_apply, ol_bytes_args, a) {
     OL_BYTES_CHECK_RUNS(a, runs);
     const char *from = reinterpret_cast<const char *>(a->staged);
     for (uint32_t i = 0; i < a->count; ++i) {
-        if (i % gridDim.x == blockIdx.x) std::memcpy(reinterpret_cast<char *>(a->base) + runs[i].offset, from, runs[i].length);
+        if (i % gridDim.x == blockIdx.x) memcpy(reinterpret_cast<char *>(a->base) + runs[i].offset, from, runs[i].length);
         from += runs[i].length;
     }
     return OL_OK;

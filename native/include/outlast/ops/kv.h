@@ -40,7 +40,7 @@ OL_OPERATOR(kv_delta, ol_kv_args, a) {
                            static_cast<uint64_t>(position % block_tokens) * row_bytes;
         char *to = reinterpret_cast<char *>(a->staged) + static_cast<uint64_t>(i) * pieces * row_bytes;
         for (uint32_t p = threadIdx.x; p < pieces; p += blockDim.x)
-            std::memcpy(to + static_cast<uint64_t>(p) * row_bytes, from + p * piece_stride, row_bytes);
+            memcpy(to + static_cast<uint64_t>(p) * row_bytes, from + p * piece_stride, row_bytes);
     }
     return OL_OK;
 }
@@ -55,7 +55,7 @@ OL_OPERATOR(kv_apply, ol_kv_args, a) {
                    static_cast<uint64_t>(position % block_tokens) * row_bytes;
         const char *from = reinterpret_cast<const char *>(a->staged) + static_cast<uint64_t>(i) * pieces * row_bytes;
         for (uint32_t p = threadIdx.x; p < pieces; p += blockDim.x)
-            std::memcpy(to + p * piece_stride, from + static_cast<uint64_t>(p) * row_bytes, row_bytes);
+            memcpy(to + p * piece_stride, from + static_cast<uint64_t>(p) * row_bytes, row_bytes);
     }
     return OL_OK;
 }
