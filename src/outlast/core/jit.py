@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outlast.core.compiler import Compiler
@@ -200,20 +200,15 @@ class JitCache:
             trouble = _object_trouble(work / _OBJECT) if status == 0 else None
             if status != 0 or trouble:
                 raise self._failure(name, work, command, status, trouble, output)
+            for extra in work.iterdir():
+                if extra.name not in (_OBJECT, f"{name}.cpp"):
+                    _remove(extra)
             facts = {
                 "command": command,
                 "compiler": self.compiler.version,
                 "seconds": round(time.monotonic() - started, 3),
-                "sha256": _sha256(work / _OBJECT),
             }
-            (work / "entry.json").write_text(json.dumps(facts, indent=1))
-            if entry.exists():  # damaged, or it would have been used; a process that has it loaded keeps its pages
-                entry.rename(work / "damaged")
-                _log.warning("cache entry %s was damaged and is replaced", entry.name)
-            for extra in work.iterdir():
-                if extra.name not in (_OBJECT, "entry.json", f"{name}.cpp"):
-                    _remove(extra)
-            work.rename(entry)
+            self._publish(work, entry, _OBJECT, facts)
             _log.info("compiled operator %s in %.2f s", name, facts["seconds"])
             return entry / _OBJECT
         except OSError as error:
@@ -224,6 +219,15 @@ class JitCache:
             ) from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+    def _publish(self, work: Path, entry: Path, name: str, facts: dict[str, object]) -> None:
+        """Put `work`, whose object is called `name`, where readers look. The caller holds the entry's lock."""
+        (work / "entry.json").write_text(json.dumps({**facts, "sha256": _sha256(work / name)}, indent=1))
+        if entry.exists():  # damaged, or it would have been used; a process that has it loaded keeps its pages
+            with tempfile.TemporaryDirectory(prefix=".build-", dir=self.directory) as aside:
+                entry.rename(Path(aside) / "damaged")
+            _log.warning("cache entry %s was damaged and is replaced", entry.name)
+        work.rename(entry)
 
     def _run(self, command: Sequence[str], work: Path) -> tuple[int, str]:
         """Run the compiler in `work`, within the time limit; returns its status and what it said."""
@@ -308,7 +312,7 @@ class JitCache:
                 if path.name.startswith(".build-"):
                     if now - used > max(_ABANDONED_S, 3 * self.time_limit):
                         _remove(path)
-                elif (path / _OBJECT).exists():
+                elif (path / "entry.json").exists():
                     entries.append((used, path))
         for _, path in sorted(entries)[: max(0, len(entries) - _ENTRIES_MAX + 1)]:
             _remove(path)
@@ -345,14 +349,14 @@ def _foreign_hands(info: os.stat_result, *, own: bool) -> str:
     return "other users can write" if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX else ""
 
 
-def _usable(entry: Path) -> Path | None:
-    """The shared object of a whole, unchanged entry, marked as used; None if there is none."""
-    path = entry / _OBJECT
+def _usable(entry: Path, name: str = _OBJECT, trouble: Callable[[Path], str | None] | None = None) -> Path | None:
+    """The object of a whole, unchanged entry, marked as used; None if there is none. `trouble` checks its form."""
+    path = entry / name
     try:
         facts = json.loads((entry / "entry.json").read_bytes())
         if not isinstance(facts, dict) or facts.get("sha256") != _sha256(path):
             return None
-        if _object_trouble(path):
+        if (trouble or _object_trouble)(path):
             return None
         os.utime(entry)
     except (OSError, ValueError):
