@@ -103,7 +103,8 @@ NB_MODULE(_native, m) {
     m.def("crc32c_kind", &crc32c_kind);
 
     nb::class_<Executor>(m, "Executor")
-        .def(nb::init<uint32_t, uint32_t, uint64_t>(), "capacity"_a, "workers"_a, "first_ticket"_a = 0)
+        .def(nb::init<uint32_t, uint32_t, uint64_t, uint32_t>(), "capacity"_a, "workers"_a, "first_ticket"_a = 0,
+             "operators"_a = Executor::default_operators)
         .def("register_operator", &Executor::register_operator, "fn"_a, "abi"_a)
         .def("swap", [](Executor& e, uint32_t op, uint64_t fn, uint32_t abi, double timeout) { return e.swap(op, fn, abi, deadline_in(timeout)); },
              "op"_a, "fn"_a, "abi"_a, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -145,6 +146,7 @@ NB_MODULE(_native, m) {
         }, "ticket"_a)
         .def("stop", &Executor::stop, nb::call_guard<nb::gil_scoped_release>())
         .def("set_heartbeat", &Executor::set_heartbeat, "address"_a)
+        .def_prop_ro("api", [](Executor& e) { return reinterpret_cast<uint64_t>(e.api()); })
         .def_prop_ro("executed", &Executor::executed)
         .def_prop_ro("completed", &Executor::completed)
         .def_prop_ro("tail", &Executor::tail)

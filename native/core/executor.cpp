@@ -1,5 +1,7 @@
 #include "executor.hpp"
 
+#include "sequence.hpp"
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -13,10 +15,59 @@ constexpr uint64_t sleep_slice_us = 50000;  // an upper bound only; sleepers are
 constexpr uint64_t full_ring_slice_us = 1000;  // a place may come free without a completion that wakes us
 constexpr size_t kept_errors = 1024;
 constexpr uint32_t assisting_caller = 0;
+
+std::atomic_ref<uint64_t> shared(uint64_t& word) { return std::atomic_ref<uint64_t>(word); }
+
+void copy_text(const char* from, char* to, uint64_t bytes) {
+    if (to == nullptr || bytes == 0) return;
+    const size_t n = std::min<size_t>(std::strlen(from), bytes - 1);
+    std::memcpy(to, from, n);
+    to[n] = '\0';
+}
+
+Clock::time_point deadline_after(double seconds) {
+    if (!(seconds >= 0 && seconds <= 1e8)) seconds = 1e8;  // also for a NaN
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// ol_executor.run_one and .run
+int32_t run_one_c(uint64_t self, const ol_task* task, double timeout_s, char* text, uint64_t text_bytes) {
+    return reinterpret_cast<Executor*>(self)->run_one(*task, timeout_s, text, text_bytes);
+}
+
+int32_t run_c(uint64_t self, const ol_task* tasks, uint64_t count, double timeout_s, char* text, uint64_t text_bytes) {
+    TaskError error{0, 0, OL_OK, {}};
+    try {
+        const int32_t status = reinterpret_cast<Executor*>(self)->run(tasks, count, deadline_after(timeout_s), error);
+        if (status != OL_OK && status != 1) copy_text(error.text.c_str(), text, text_bytes);
+        return status;
+    } catch (const std::exception& e) {
+        copy_text(e.what(), text, text_bytes);
+        return OL_FAILED;
+    }
+}
 }  // namespace
 
-Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket)
-    : ring_(capacity, first_ticket), slots_(std::make_unique<Entry[]>(max_operators)) {
+Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket, uint32_t operators)
+    : ring_(capacity, first_ticket), first_ticket_(first_ticket), places_(operators) {
+    if (operators == 0 || operators > most_operators) throw std::invalid_argument("an operator table has 1 to 1048576 places");
+    // calloc: a table of the default size has 256 kB, of which only the pages that are used take memory.
+    memory_.reset(static_cast<char*>(std::calloc(size_t{operators} + 3, sizeof(ol_slot))));
+    if (!memory_) throw std::bad_alloc();
+    const auto line = (reinterpret_cast<uint64_t>(memory_.get()) + sizeof(ol_slot) - 1) & ~(uint64_t{sizeof(ol_slot)} - 1);
+    slots_ = reinterpret_cast<ol_slot*>(line) + 1;
+    slots_[-1].word = uint64_t{operators} + 1;
+    slots_[places_].fn[0] = reinterpret_cast<uint64_t>(&run_sequence);
+    slots_[places_].word = uint64_t{1} << 1;
+    slots_[places_].abi = OL_ABI_VERSION;
+    api_ = {OL_ABI_VERSION,
+            workers,
+            reinterpret_cast<uint64_t>(this),
+            reinterpret_cast<uint64_t>(slots_),
+            places_,
+            0,
+            reinterpret_cast<uint64_t>(&run_one_c),
+            reinterpret_cast<uint64_t>(&run_c)};
     threads_.reserve(workers);
     for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this, i] { worker_main(i + 1); });
 }
@@ -36,34 +87,36 @@ uint32_t Executor::register_operator(uint64_t fn, uint32_t abi) {
     if (fn == 0) throw std::invalid_argument("operator address is 0");
     std::lock_guard lock(table_mutex_);
     const uint32_t op = operators_.load(std::memory_order_relaxed);
-    if (op == max_operators) throw std::length_error("operator table is full");
-    slots_[op].fn[0].store(fn, std::memory_order_relaxed);
-    slots_[op].word.store(uint64_t{1} << 1, std::memory_order_seq_cst);  // generation 1, side 0
+    if (op == places_) throw std::length_error("the operator table is full: all " + std::to_string(places_) + " places are taken");
+    slots_[op].abi = abi;
+    shared(slots_[op].fn[0]).store(fn, std::memory_order_relaxed);
+    shared(slots_[op].word).store(uint64_t{1} << 1, std::memory_order_seq_cst);  // generation 1, side 0
     operators_.store(op + 1, std::memory_order_seq_cst);
     return op;
 }
 
 uint64_t Executor::flip(uint32_t op, uint64_t fn, bool keep_fn, Clock::time_point deadline) {
-    if (op >= operators_.load(std::memory_order_seq_cst)) throw std::out_of_range("no such operator");
-    Entry& e = slots_[op];
+    ol_slot* found = entry(op);
+    if (found == nullptr) throw std::out_of_range("no such operator");
+    ol_slot& e = *found;
     // All tickets up to the last flip, not that one alone: an earlier one may still run what stands on the other side.
-    const auto free = [&] { return ring_.completed() >= e.flip_ticket.load(std::memory_order_seq_cst); };
+    const auto free = [&] { return ring_.completed() >= shared(e.flip_ticket).load(std::memory_order_seq_cst); };
     std::unique_lock lock(table_mutex_, std::defer_lock);
     do {  // wait outside the lock, which others need meanwhile
         if (lock.owns_lock()) lock.unlock();
         if (!wait_for(free, deadline)) return 0;
         lock.lock();
     } while (!free());
-    const uint64_t word = e.word.load(std::memory_order_relaxed);
+    const uint64_t word = shared(e.word).load(std::memory_order_relaxed);
     const uint64_t side = (word & 1) ^ 1;
     if (keep_fn) {
-        if (e.fn[side].load(std::memory_order_relaxed) == 0) throw std::logic_error("there is no earlier operator to go back to");
+        if (shared(e.fn[side]).load(std::memory_order_relaxed) == 0) throw std::logic_error("there is no earlier operator to go back to");
     } else {
-        e.fn[side].store(fn, std::memory_order_relaxed);
+        shared(e.fn[side]).store(fn, std::memory_order_relaxed);
     }
-    e.word.store((((word >> 1) + 1) << 1) | side, std::memory_order_seq_cst);
+    shared(e.word).store((((word >> 1) + 1) << 1) | side, std::memory_order_seq_cst);
     const uint64_t ticket = ring_.tail();
-    e.flip_ticket.store(ticket, std::memory_order_seq_cst);
+    shared(e.flip_ticket).store(ticket, std::memory_order_seq_cst);
     return ticket == 0 ? 1 : ticket;
 }
 
@@ -75,29 +128,65 @@ uint64_t Executor::swap(uint32_t op, uint64_t fn, uint32_t abi, Clock::time_poin
 
 uint64_t Executor::rollback(uint32_t op, Clock::time_point deadline) { return flip(op, 0, true, deadline); }
 
-bool Executor::quiescent(uint32_t op) const {
-    return op < operators_.load() && ring_.completed() >= slots_[op].flip_ticket.load(std::memory_order_seq_cst);
+bool Executor::quiescent(uint32_t op) {
+    ol_slot* e = entry(op);
+    return e != nullptr && ring_.completed() >= shared(e->flip_ticket).load(std::memory_order_seq_cst);
 }
 
-ol_slot Executor::slot(uint32_t op) const {
-    if (op >= operators_.load()) throw std::out_of_range("no such operator");
-    const Entry& e = slots_[op];
+ol_slot Executor::slot(uint32_t op) {
+    ol_slot* e = entry(op);
+    if (e == nullptr) throw std::out_of_range("no such operator");
     ol_slot out{};
-    out.word = e.word.load();
-    out.fn[0] = e.fn[0].load();
-    out.fn[1] = e.fn[1].load();
-    out.flip_ticket = e.flip_ticket.load();
-    out.abi = OL_ABI_VERSION;
-    out.calls = e.calls.load();
+    out.word = shared(e->word).load();
+    out.fn[0] = shared(e->fn[0]).load();
+    out.fn[1] = shared(e->fn[1]).load();
+    out.flip_ticket = shared(e->flip_ticket).load();
+    out.abi = e->abi;
+    out.calls = shared(e->calls).load();
     return out;
 }
 
+uint32_t Executor::generation_of(uint32_t op) {
+    return op <= places_ ? static_cast<uint32_t>(shared(slots_[op].word).load(std::memory_order_seq_cst)) : 0;
+}
+
 uint64_t Executor::put(const ol_task& task) {
-    return ring_.try_submit(task, [this](ol_task& t) {
-        t.generation = t.op < operators_.load(std::memory_order_relaxed)
-                           ? static_cast<uint32_t>(slots_[t.op].word.load(std::memory_order_seq_cst))
-                           : 0;
-    });
+    return ring_.try_submit(task, [this](ol_task& t) { t.generation = generation_of(t.op); });
+}
+
+int32_t Executor::run_one(const ol_task& task, double timeout_s, char* text, uint64_t text_bytes) {
+    ol_task own = task;
+    uint64_t ticket = 0;
+    bool taken = false;
+    if (own.after == 0 || ring_.completed() >= own.after) {
+        ticket = ring_.submit_and_take(own, [this](ol_task& t) { t.generation = generation_of(t.op); }, taken);
+    }
+    if (taken) [[likely]] {
+        ol_env env;
+        env.worker = assisting_caller;
+        const char* why = "";
+        const int32_t status = perform(own, env, why);
+        if (status != OL_OK) [[unlikely]] copy_text(why, text, text_bytes);
+        finish(own, status, why);
+        return status;
+    }
+    // Others stand before it, the ring is full or parked, or it waits for a ticket.
+    const auto deadline = deadline_after(timeout_s);
+    try {
+        if (ticket == 0) ticket = submit(task, deadline);
+        if (ticket == 0) return 1;
+        if (!wait(ticket, deadline)) {
+            work_.notify();  // nobody was told about it
+            return 1;
+        }
+        std::string why;
+        const int32_t status = this->status(ticket, &why);
+        if (status != OL_OK) copy_text(why.c_str(), text, text_bytes);
+        return status;
+    } catch (const std::exception& e) {  // not across a table of C functions
+        copy_text(e.what(), text, text_bytes);
+        return OL_FAILED;
+    }
 }
 
 uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
@@ -110,7 +199,7 @@ uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
             return ticket;
         }
         if (Clock::now() >= deadline) return 0;
-        if (!run_one(env, false) && spins > spins_before_sleep) {
+        if (!take_one(env, false) && spins > spins_before_sleep) {
             const uint64_t seen = ring_.completed();
             done_.sleep(full_ring_slice_us, [&] { return ring_.completed() != seen; });
         }
@@ -122,7 +211,7 @@ template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadl
     env.worker = assisting_caller;
     int spins = 0;
     while (!done()) {
-        if (run_one(env, false)) {
+        if (take_one(env, false)) {
             spins = 0;
             continue;
         }
@@ -262,40 +351,47 @@ void Executor::execute(const ol_task& task, ol_env& env) {
         if (ring_.completed() < task.after) {
             status = OL_DEPENDENCY;
             text = "the executor was stopped before the task it waits for was done";
-        } else if (dependency_failed(task.after)) {
-            status = OL_DEPENDENCY;
-            text = "the task it waits for failed";
         }
     }
-    if (status == OL_OK && task.plan != 0 && plans_[task.plan & (plan_slots - 1)].failed.load(std::memory_order_acquire) == task.plan) {
-        status = OL_DEPENDENCY;
+    if (status == OL_OK) status = perform(task, env, text);
+    finish(task, status, text);
+}
+
+// Runs the operator of a task that need not wait any more.
+inline int32_t Executor::perform(const ol_task& task, ol_env& env, const char*& text) {
+    if (task.after != 0 && dependency_failed(task.after)) {
+        text = "the task it waits for failed";
+        return OL_DEPENDENCY;
+    }
+    if (task.plan != 0 && plans_[task.plan & (plan_slots - 1)].failed.load(std::memory_order_acquire) == task.plan) {
         text = "an earlier task of its plan failed";
+        return OL_DEPENDENCY;
     }
-    if (status == OL_OK) {
-        const uint64_t fn = task.op < operators_.load(std::memory_order_acquire)
-                                ? slots_[task.op].fn[task.generation & 1].load(std::memory_order_acquire)
-                                : 0;
-        if (fn == 0) {
-            status = OL_NO_OPERATOR;
-            text = "no operator is registered under this number";
-        } else {
-            env.error[0] = '\0';
-            status = reinterpret_cast<ol_op_fn>(fn)(&task, &env);
-            env.error[sizeof env.error - 1] = '\0';
-            text = env.error;
-            slots_[task.op].calls.fetch_add(1, std::memory_order_relaxed);
-        }
+    const uint64_t fn = task.op <= places_ ? shared(slots_[task.op].fn[task.generation & 1]).load(std::memory_order_acquire) : 0;
+    if (fn == 0) {
+        text = "no operator is registered under this number";
+        return OL_NO_OPERATOR;
     }
+    env.error[0] = '\0';
+    const int32_t status = reinterpret_cast<ol_op_fn>(fn)(&task, &env);
+    if (status != OL_OK) {
+        env.error[sizeof env.error - 1] = '\0';
+        text = env.error;
+    }
+    shared(slots_[task.op].calls).fetch_add(1, std::memory_order_relaxed);
+    return status;
+}
+
+inline void Executor::finish(const ol_task& task, int32_t status, const char* text) {
     if (status != OL_OK) record_error(task, status, text);
-    executed_.fetch_add(1, std::memory_order_relaxed);
     if (const uint64_t beat = heartbeat_.load(std::memory_order_acquire)) {
-        std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(beat)).fetch_add(1, std::memory_order_relaxed);
+        shared(*reinterpret_cast<uint64_t*>(beat)).fetch_add(1, std::memory_order_relaxed);
     }
     ring_.complete(task.seq, status != OL_OK);
     done_.notify();
 }
 
-bool Executor::run_one(ol_env& env, bool may_wait) {
+bool Executor::take_one(ol_env& env, bool may_wait) {
     ol_task task;
     if (!ring_.try_take(task, [&](uint64_t after) { return may_wait || ring_.completed() >= after; })) return false;
     execute(task, env);
@@ -307,7 +403,7 @@ void Executor::worker_main(uint32_t number) {
     env.worker = number;
     int spins = 0;
     while (!stop_.load(std::memory_order_seq_cst)) {
-        if (run_one(env, true)) {
+        if (take_one(env, true)) {
             spins = 0;
         } else if (++spins < spins_before_sleep) {
             cpu_relax();

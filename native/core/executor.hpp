@@ -1,12 +1,13 @@
 // The CPU executor: a ring, a slot table, worker threads, and callers that run tasks while they wait.
 #pragma once
 #include "futex.hpp"
-#include "outlast/task.h"
+#include "outlast/plan.h"
 #include "ring.hpp"
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -27,9 +28,10 @@ struct TaskError {
 
 class Executor {
   public:
-    static constexpr uint32_t max_operators = 256;
+    static constexpr uint32_t default_operators = 4096, most_operators = 1u << 20;
 
-    Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0);
+    // `operators`: places in the table for those who register; the shipped `sequence` has one of its own after them.
+    Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0, uint32_t operators = default_operators);
     ~Executor();
     // Ends the workers; returns when the tasks that they are running have ended.  Tasks that wait for others are not run.
     void stop();
@@ -42,8 +44,8 @@ class Executor {
     uint32_t register_operator(uint64_t fn, uint32_t abi);
     uint64_t swap(uint32_t op, uint64_t fn, uint32_t abi, Clock::time_point deadline);
     uint64_t rollback(uint32_t op, Clock::time_point deadline);
-    bool quiescent(uint32_t op) const;  // the side that is not active can no longer be running or run
-    ol_slot slot(uint32_t op) const;
+    bool quiescent(uint32_t op);  // the side that is not active can no longer be running or run
+    ol_slot slot(uint32_t op);
 
     // Submits one task; 0 when the ring stays full until the deadline.  Throws std::invalid_argument if `after` names a
     // ticket that was not given out: it would never run.
@@ -56,23 +58,27 @@ class Executor {
     // Throws std::invalid_argument, before anything was submitted, if a task waits for itself or a later one.
     int32_t run(const ol_task* tasks, size_t count, Clock::time_point deadline, TaskError& error);
 
+    // Puts one task into the ring and runs tasks until it is done; cheaper than submit and wait, since a task with none
+    // before it is run at once, without a look at the clock and without waking anyone.  OL_OK, the task's status with
+    // its text, or 1 at the deadline: the task may still run.
+    int32_t run_one(const ol_task& task, double timeout_s, char* text, uint64_t text_bytes);
+    // The functions of this executor for other native modules; lives as long as it does.
+    const ol_executor* api() const { return &api_; }
+
     // Status of a done ticket.  The last 1024 failures are kept.  A ticket so old that its failure might have
     // been forgotten reads as OL_FAILED, never as OL_OK.
     int32_t status(uint64_t ticket, std::string* text = nullptr);
 
     void set_heartbeat(uint64_t address) { heartbeat_.store(address, std::memory_order_release); }
-    uint64_t executed() const { return executed_.load(std::memory_order_relaxed); }
+    uint64_t executed() const { return ring_.completed() - first_ticket_; }
     uint64_t completed() const { return ring_.completed(); }
     uint64_t tail() const { return ring_.tail(); }
     uint32_t capacity() const { return ring_.capacity(); }
     uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
 
   private:
-    struct alignas(64) Entry {
-        std::atomic<uint64_t> word{0};
-        std::array<std::atomic<uint64_t>, 2> fn{};
-        std::atomic<uint64_t> flip_ticket{0};
-        std::atomic<uint64_t> calls{0};
+    struct Free {
+        void operator()(void* p) const { std::free(p); }
     };
 
     // Plans that run now, up to plan_slots at once.  Plan number = (count << plan_bits) | place in this table.
@@ -85,23 +91,30 @@ class Executor {
     };
 
     void worker_main(uint32_t number);
-    bool run_one(ol_env& env, bool may_wait);
+    bool take_one(ol_env& env, bool may_wait);
+    ol_slot* entry(uint32_t op) { return op < operators_.load(std::memory_order_seq_cst) ? &slots_[op] : nullptr; }
     template <class Done> bool wait_for(Done done, Clock::time_point deadline);
     uint32_t begin_plan(Clock::time_point deadline);
     bool dependency_failed(uint64_t ticket);
     void execute(const ol_task& task, ol_env& env);
+    int32_t perform(const ol_task& task, ol_env& env, const char*& text);
+    void finish(const ol_task& task, int32_t status, const char* text);
+    uint32_t generation_of(uint32_t op);
     void record_error(const ol_task& task, int32_t status, const char* text);
     uint64_t put(const ol_task& task);
     uint64_t flip(uint32_t op, uint64_t fn, bool keep_fn, Clock::time_point deadline);
 
     Ring ring_;
-    std::unique_ptr<Entry[]> slots_;
+    const uint64_t first_ticket_;
+    const uint32_t places_;   // for operators; `sequence` stands at this index
+    std::unique_ptr<char, Free> memory_;
+    ol_slot* slots_;          // places_ + 1 entries; the line before them holds that number, for `sequence`
     std::atomic<uint32_t> operators_{0};
+    ol_executor api_{};
     std::mutex table_mutex_;  // serialises register/swap/rollback
     Event work_, done_;
     std::atomic<bool> stop_{false};
     std::atomic<uint64_t> heartbeat_{0};
-    std::atomic<uint64_t> executed_{0};
     std::atomic<uint32_t> plan_counter_{0};
     std::array<Plan, plan_slots> plans_;
     std::mutex error_mutex_;

@@ -18,6 +18,7 @@ class Ring {
     // `first` shifts the first ticket, so that tests can start just below a wrap of 32 bits.
     explicit Ring(uint32_t capacity, uint64_t first = 0) : capacity_(capacity), mask_(capacity - 1) {
         if (capacity < 2 || (capacity & mask_) != 0) throw std::invalid_argument("ring capacity must be a power of two >= 2");
+        if (first >> 62 != 0) throw std::invalid_argument("the first ticket must be below 2^62");
         if ((first & mask_) != 0) throw std::invalid_argument("the first ticket must be a multiple of the capacity");
         tasks_ = std::make_unique<Slot[]>(capacity);
         done_ = std::make_unique<std::atomic<uint64_t>[]>(capacity);
@@ -26,37 +27,48 @@ class Ring {
             done_[i].store((first + i < capacity ? 0 : first + i + 1 - capacity) << 1, std::memory_order_relaxed);
         }
         tail_.store(first, std::memory_order_relaxed);
-        head_.store(first, std::memory_order_relaxed);
+        head_.store(first << 1, std::memory_order_relaxed);
         completed_.store(first, std::memory_order_seq_cst);
     }
 
     // Puts a copy of `task` into the ring and returns its ticket; 0 when the ring is full.
     // `fill(task)` runs after the ticket was claimed (see ol_slot for why).
     template <class Fill> uint64_t try_submit(const ol_task& task, Fill fill) {
-        uint64_t tail = tail_.load(std::memory_order_relaxed);
-        for (;;) {
-            const uint64_t ticket = tail + 1;
-            Slot& slot = tasks_[tail & mask_];
-            const uint64_t finished = done_[tail & mask_].load(std::memory_order_acquire) >> 1;
-            const uint64_t seq = seq_of(slot).load(std::memory_order_acquire);
-            if (seq == tail && finished + capacity_ >= ticket) {
-                if (!tail_.compare_exchange_weak(tail, ticket, std::memory_order_seq_cst, std::memory_order_relaxed)) continue;
-                ol_task filled = task;
-                fill(filled);
-                put_body(slot.task, filled);
-                seq_of(slot).store(ticket, std::memory_order_seq_cst);
-                return ticket;
-            }
-            const uint64_t now = tail_.load(std::memory_order_relaxed);
-            if (now == tail) return 0;
-            tail = now;
-        }
+        const uint64_t ticket = claim();
+        if (ticket == 0) return 0;
+        ol_task filled = task;
+        fill(filled);
+        publish(ticket, filled);
+        return ticket;
     }
 
-    // Takes the next task in ticket order; false when there is none, or when `ready(after)` is false for it.
+    // As try_submit, but if nothing stands before the task it is taken in the same breath and never written into its
+    // place: then `taken` is true and `task` is what the caller has to run.
+    template <class Fill> uint64_t submit_and_take(ol_task& task, Fill fill, bool& taken) {
+        taken = false;
+        const uint64_t ticket = claim();
+        if (ticket == 0) return 0;
+        fill(task);
+        // Nobody else can claim the task, since its place does not read "full".  The exchange fails if an earlier task
+        // is not claimed yet, or if the ring is parked.
+        uint64_t head = (ticket - 1) << 1;
+        if (head_.compare_exchange_strong(head, ticket << 1, std::memory_order_acquire, std::memory_order_relaxed)) {
+            task.seq = ticket;
+            seq_of(at(ticket)).store(ticket - 1 + capacity_, std::memory_order_release);
+            taken = true;
+        } else {
+            publish(ticket, task);
+        }
+        return ticket;
+    }
+
+    // Takes the next task in ticket order; false when there is none, when `ready(after)` is false for it, or when the
+    // ring is parked.
     template <class Ready> bool try_take(ol_task& out, Ready ready) {
-        uint64_t head = head_.load(std::memory_order_relaxed);
+        uint64_t word = head_.load(std::memory_order_relaxed);
         for (;;) {
+            if ((word & 1) != 0) return false;
+            const uint64_t head = word >> 1;
             Slot& slot = tasks_[head & mask_];
             const uint64_t seq = seq_of(slot).load(std::memory_order_acquire);
             if (seq == head + 1) {
@@ -64,11 +76,11 @@ class Ring {
                 const bool go = ready(after_of(slot).load(std::memory_order_relaxed));
                 if (!go) {
                     const uint64_t now = head_.load(std::memory_order_relaxed);
-                    if (now == head) return false;
-                    head = now;
+                    if (now == word) return false;
+                    word = now;
                     continue;
                 }
-                if (!head_.compare_exchange_weak(head, head + 1, std::memory_order_acquire, std::memory_order_relaxed)) continue;
+                if (!head_.compare_exchange_weak(word, (head + 1) << 1, std::memory_order_acquire, std::memory_order_relaxed)) continue;
                 std::memcpy(reinterpret_cast<char*>(&out) + sizeof out.seq, reinterpret_cast<const char*>(&slot.task) + sizeof out.seq,
                             sizeof out - sizeof out.seq);
                 out.seq = head + 1;
@@ -76,16 +88,23 @@ class Ring {
                 return true;
             }
             if (seq < head + 1) return false;
-            head = head_.load(std::memory_order_relaxed);
+            word = head_.load(std::memory_order_relaxed);
         }
     }
 
     // Whether try_take would find a task now.
     template <class Ready> bool has(Ready ready) const {
-        const uint64_t head = head_.load(std::memory_order_seq_cst);
-        Slot& slot = tasks_[head & mask_];
-        return seq_of(slot).load(std::memory_order_seq_cst) == head + 1 && ready(after_of(slot).load(std::memory_order_relaxed));
+        const uint64_t word = head_.load(std::memory_order_seq_cst);
+        Slot& slot = tasks_[(word >> 1) & mask_];
+        return (word & 1) == 0 && seq_of(slot).load(std::memory_order_seq_cst) == (word >> 1) + 1 &&
+               ready(after_of(slot).load(std::memory_order_relaxed));
     }
+
+    // From park() to unpark() no task is claimed; submissions go on until the ring is full.  Returns the cursor: the
+    // tickets up to it are claimed, and they are done once completed() has reached it.
+    uint64_t park() { return head_.fetch_or(1, std::memory_order_seq_cst) >> 1; }
+    void unpark() { head_.fetch_and(~uint64_t{1}, std::memory_order_seq_cst); }
+    bool parked() const { return (head_.load(std::memory_order_seq_cst) & 1) != 0; }
 
     // Records how `ticket` ended.  Called once per ticket, by the worker that ran it.
     void complete(uint64_t ticket, bool failed) {
@@ -100,7 +119,7 @@ class Ring {
     // All tickets up to this one are done.
     uint64_t completed() const { return completed_.load(std::memory_order_seq_cst); }
     uint64_t tail() const { return tail_.load(std::memory_order_seq_cst); }
-    uint64_t head() const { return head_.load(std::memory_order_seq_cst); }
+    uint64_t head() const { return head_.load(std::memory_order_seq_cst) >> 1; }
     uint32_t capacity() const { return capacity_; }
     bool is_done(uint64_t ticket) const {
         return completed() >= ticket || done_[(ticket - 1) & mask_].load(std::memory_order_seq_cst) >> 1 >= ticket;
@@ -117,6 +136,28 @@ class Ring {
   private:
     struct alignas(64) Slot { ol_task task; };
 
+    // The next ticket, once its place is free; 0 when the ring is full.
+    uint64_t claim() {
+        uint64_t tail = tail_.load(std::memory_order_relaxed);
+        for (;;) {
+            const uint64_t finished = done_[tail & mask_].load(std::memory_order_acquire) >> 1;
+            const uint64_t seq = seq_of(tasks_[tail & mask_]).load(std::memory_order_acquire);
+            if (seq == tail && finished + capacity_ >= tail + 1) {
+                if (tail_.compare_exchange_weak(tail, tail + 1, std::memory_order_seq_cst, std::memory_order_relaxed)) return tail + 1;
+                continue;
+            }
+            const uint64_t now = tail_.load(std::memory_order_relaxed);
+            if (now == tail) return 0;
+            tail = now;
+        }
+    }
+
+    void publish(uint64_t ticket, const ol_task& task) {
+        put_body(at(ticket).task, task);
+        seq_of(at(ticket)).store(ticket, std::memory_order_seq_cst);
+    }
+
+    Slot& at(uint64_t ticket) { return tasks_[(ticket - 1) & mask_]; }
     static std::atomic_ref<uint64_t> seq_of(Slot& slot) { return std::atomic_ref<uint64_t>(slot.task.seq); }
     static std::atomic_ref<uint64_t> after_of(Slot& slot) { return std::atomic_ref<uint64_t>(slot.task.after); }
 
@@ -133,7 +174,7 @@ class Ring {
     std::unique_ptr<Slot[]> tasks_;
     std::unique_ptr<std::atomic<uint64_t>[]> done_;  // ticket << 1 | failed
     alignas(128) std::atomic<uint64_t> tail_{0};
-    alignas(128) std::atomic<uint64_t> head_{0};
+    alignas(128) std::atomic<uint64_t> head_{0};  // tickets claimed << 1 | parked
     alignas(128) std::atomic<uint64_t> completed_{0};
 };
 

@@ -271,9 +271,9 @@ def test_senseless_submissions_are_refused(library: Library) -> None:
 
 
 def test_table_is_bounded(library: Library) -> None:
-    with Executor() as executor:
+    with Executor(operators=300) as executor:
         address = library.symbol("count")
-        for i in range(256):
+        for i in range(300):
             last = executor.register(f"op{i}", address)
         with pytest.raises(Refused, match="full"):
             executor.register("one too many", address)
@@ -415,7 +415,7 @@ def test_heartbeat_counts_tasks(library: Library) -> None:
         for _ in range(50):
             executor.wait(executor.submit(count, words.address))
         wait_for(lambda: word.value == 150)
-        assert executor.native.executed == 50
+        wait_for(lambda: executor.native.executed == 50)
         executor.native.set_heartbeat(0)
         executor.wait(executor.submit(count, words.address))
         assert word.value == 150

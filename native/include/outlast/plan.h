@@ -3,6 +3,7 @@
  * The shipped operator `sequence` (arg[0] = address of an ol_sequence) runs the steps one after the other, each through
  * the slot table.  It looks a step's slot up when the step starts: the flip of a swap may fall between two steps, never
  * into one.  The replaced code stays loaded meanwhile, since the sequence's own ticket is not done (ol_slot).
+ * A number that is not in the table, or has no operator, fails the sequence with OL_NO_OPERATOR.
  *
  *   word                    written by
  *   steps, count, slots     whoever made the plan, before submission
@@ -44,8 +45,9 @@ typedef struct ol_executor {
     uint32_t sequence;        /* index of the operator `sequence` */
     uint32_t reserved;
     /* int32_t (*run_one)(uint64_t self, const ol_task *, double timeout_s, char *text, uint64_t text_bytes):
-     * puts one task into the ring and runs tasks until it is done.  Wakes no worker.  OL_OK, the task's status with its
-     * text, or 1 when the time is over (the task may still run). */
+     * puts one task into the ring and runs tasks until it is done.  Runs it at once, on the calling thread, when none
+     * stands before it.  Wakes no worker unless it has to wait.  OL_OK, the task's status with its text, or 1 when the
+     * time is over (the task may still run). */
     uint64_t run_one;
     /* int32_t (*run)(uint64_t self, const ol_task *, uint64_t count, double timeout_s, char *text, uint64_t text_bytes):
      * a plan of tasks, `after` counting them from 1; see Executor::run.  Same results. */

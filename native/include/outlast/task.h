@@ -12,7 +12,9 @@
  *                                                can look whether the next task may run before it claims it
  *   task.seq          producer: := ticket        release ("full");  consumer reads with acquire
  *                     consumer: := ticket+cap-1  release ("empty"), only after the body was copied out
- *   ring.head         consumer, compare-and-swap acquire/relaxed; claims the task to copy
+ *   ring.head         tasks claimed << 1 | parked.  consumer, compare-and-swap acquire/relaxed; claims the task to
+ *                     copy.  park sets the lowest bit and resume clears it (seq_cst): every claim started before
+ *                     fails, so the number read then is exact
  *   done[slot]        the worker that ran it     ticket << 1 | failed, one seq_cst store, so that nobody reads the
  *                                                outcome of another ticket; code and text are kept beside the ring
  *   ring.completed    any worker, CAS forward    seq_cst; all tickets <= completed are done.  The store of
@@ -20,6 +22,10 @@
  *                     which finish neighbouring tickets at once at least one sees the other's
  *   sleepers, signal  a thread about to sleep raises sleepers (seq_cst), reads signal, looks again, then waits
  *                     on signal; whoever publishes work or a completion looks at sleepers (seq_cst) afterwards
+ *
+ * A producer that will run its task itself (run_one) may skip the slot: when it has claimed ticket t and head is t - 1,
+ * it moves head on to t as a consumer would and stores seq := t - 1 + cap.  The slot never read "full", so that no
+ * consumer can have claimed it.
  *
  * A producer may claim ticket t only when ticket t - capacity is done, so a done[] entry is never
  * overtaken and at most `capacity` tasks are outstanding.  `completed` may lag behind done[], even by

@@ -23,6 +23,7 @@ from outlast.core.jit import Library
 
 ABI_VERSION = _native.abi_version
 DEFAULT_CAPACITY = 1024
+DEFAULT_OPERATORS = 4096
 MAX_PARTS = 65535  #: `ol_task.parts` has 16 bits
 
 
@@ -42,12 +43,16 @@ class Executor:
     `workers` extra threads take tasks; 0 = only threads that wait do. Timeouts are seconds.
     """
 
-    def __init__(self, *, capacity: int = DEFAULT_CAPACITY, workers: int = 0) -> None:
-        """`capacity`: tasks that may be outstanding, a power of two."""
+    def __init__(
+        self, *, capacity: int = DEFAULT_CAPACITY, workers: int = 0, operators: int = DEFAULT_OPERATORS
+    ) -> None:
+        """`capacity`: tasks that may be outstanding, a power of two. `operators`: places in the operator table."""
         try:
-            self.native = _native.Executor(capacity, workers)
-        except ValueError as error:
-            raise UsageError(f"executor of capacity {capacity}", why=str(error)) from error
+            self.native = _native.Executor(capacity, workers, 0, operators)
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"executor of capacity {capacity} with {operators} operators", why=str(error).splitlines()[0]
+            ) from error
         self.operators: dict[str, Operator] = {}
         #: Keeps the order of publications and of `Operator.previous` the same: else code still running is unloaded.
         self._publishing = threading.Lock()
