@@ -10,9 +10,10 @@
 #define OL_CAT_PIECES 8
 #define OL_INDEX_TENSORS 4
 
-/* which exception of PyTorch an index outside its dimension stands for */
+/* what an index outside its dimension means: an exception of PyTorch, or nothing */
 #define OL_INDEX_ERROR 0
 #define OL_RUNTIME_ERROR 1
+#define OL_INDEX_IGNORED 2
 
 
 #ifdef __cplusplus
@@ -70,7 +71,7 @@ typedef struct ol_index_args {
     double factor;             /* ADD: value[p] is multiplied by it first; for types that are not integers */
     int64_t whole;             /* the same for integers and bool */
     uint32_t negative;         /* 1: -limit ... -1 count from the end */
-    uint32_t error;            /* OL_INDEX_ERROR or OL_RUNTIME_ERROR */
+    uint32_t error;            /* OL_INDEX_ERROR, OL_RUNTIME_ERROR, or for joining kernels OL_INDEX_IGNORED */
     uint32_t dtype;            /* of the joined elements; get and set do not look at it */
     uint32_t bytes;            /* of an element: 1, 2, 4, 8 */
     uint32_t dim[4];           /* of the error's text; OL_MAX_DIMS = the tensor taken as one row */

@@ -39,7 +39,7 @@ OL_RARE int32_t ol_index_run(const ol_index_args *a, const ol_index_place &place
     if (row) { /* the index is the same all along */
         for (uint32_t k = 0; k < count; ++k) {
             int64_t at = reinterpret_cast<const int64_t *>(a->index[k])[place.index[k]];
-            if (at == skip) return OL_OK;
+            if (at == skip || (a->error == OL_INDEX_IGNORED && !ol_index_inside(at, a->limit[k], a->negative))) return OL_OK;
             OL_INDEX_CHECK(at, k);
             data += at * a->step[k];
         }
@@ -60,7 +60,7 @@ OL_RARE int32_t ol_index_run(const ol_index_args *a, const ol_index_place &place
         T *target = data + i * data_stride;
         for (uint32_t k = 0; k < count; ++k) {
             int64_t at = reinterpret_cast<const int64_t *>(a->index[k])[place.index[k] + i * a->index_stride[k * 8 + inner]];
-            if (at == skip) {
+            if (at == skip || (a->error == OL_INDEX_IGNORED && !ol_index_inside(at, a->limit[k], a->negative))) {
                 target = nullptr;
                 break;
             }

@@ -20,7 +20,7 @@ from outlast.executor.values import MAX_DIMS
 
 INDEX_TENSORS = 4  #: OL_INDEX_TENSORS
 WHOLE_TENSOR = MAX_DIMS  #: ol_index_args.dim of a tensor that is taken as one row
-INDEX_ERROR, RUNTIME_ERROR = 0, 1  #: OL_INDEX_ERROR, OL_RUNTIME_ERROR
+INDEX_ERROR, RUNTIME_ERROR, INDEX_IGNORED = 0, 1, 2  #: OL_INDEX_ERROR, OL_RUNTIME_ERROR, OL_INDEX_IGNORED
 NO_SKIP = -(1 << 63)
 
 
@@ -254,19 +254,20 @@ def scatter_reduce(
 
 def _by_slice(
     p: Planner, kernel: str, target: Value, dim: int, index: Value, source: Value, *,
-    negative: bool = False, factor: float | int = 1, skip: int = NO_SKIP,
+    negative: bool = False, error: int = INDEX_ERROR, factor: float | int = 1, skip: int = NO_SKIP,
 ) -> None:  # fmt: skip
     target, source = ranked(target), ranked(source)
     dim %= len(target.shape)
     places = along(reshaped(p, p.cast(index, "i64"), (index.numel,)), dim, source.shape)
     pick = Picked(places, target.shape[dim], target.stride[dim], dim)
     indexed(p, kernel, target, without(target.stride, dim), source, [pick],
-            negative=negative, factor=factor, skip=skip)  # fmt: skip
+            negative=negative, error=error, factor=factor, skip=skip)  # fmt: skip
 
 
 @writes("aten::index_add")
 def index_add(p: Planner, target: Value, dim: int, index: Value, source: Value, *, alpha: float | int = 1) -> None:
-    _by_slice(p, "index_add", target, dim, index, source, factor=alpha)
+    error = RUNTIME_ERROR if len(target.shape) > 1 else INDEX_ERROR
+    _by_slice(p, "index_add", target, dim, index, source, error=error, factor=alpha)
 
 
 @writes("aten::index_copy")
@@ -310,7 +311,8 @@ def embedding_dense_backward(
         raise Unsupported("gradients scaled by how often an index occurs")
     to = filled(p, out)
     rows = reshaped(p, grad, (indices.numel, out.shape[1]))
-    _by_slice(p, "index_add", to, 0, indices, rows, skip=padding_idx if padding_idx >= 0 else NO_SKIP)
+    skip = padding_idx if padding_idx >= 0 else NO_SKIP
+    _by_slice(p, "index_add", to, 0, indices, rows, error=INDEX_IGNORED, skip=skip)
     return to
 
 
@@ -368,12 +370,37 @@ def _put(
     p: Planner, target: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False,
     unsafe: bool = False,
 ) -> None:  # fmt: skip
+    given = [one for one in indices if one is not None]
+    if len(given) == 1 and given[0].dtype in ("bool", "u8") and not accumulate:
+        _put_where(p, target, indices, values)
+        return
     place = _place(p, target, indices)
     try:
         value = values.expand(place.shape)
     except ValueError as why:
         raise Unsupported(str(why)) from None
     indexed(p, "index_add" if accumulate else "index_set", target, place.stride, value, place.picks, negative=True)
+
+
+def _put_where(p: Planner, target: Value, indices: Sequence[Value | None], values: Value) -> None:
+    """x[mask] = values where all elements that the mask names get the same: where(mask, values, x)."""
+    dim, mask = next((dim, one) for dim, one in enumerate(indices) if one is not None)
+    before, covered, after = target.shape[:dim], len(mask.shape), target.shape[dim + len(mask.shape) :]
+    lead = len(before) + 1 + len(after) - len(values.shape)
+    if 0 <= len(before) - lead < len(values.shape) and values.shape[len(before) - lead] != 1:
+        raise Unsupported("a mask: how many elements it names depends on data")
+    try:
+        value = values.expand((*before, 1, *after))
+    except ValueError as why:
+        raise Unsupported(str(why)) from None
+    for _ in range(covered - 1):
+        value = value.unsqueeze(dim)
+    if covered == 0:
+        value = value.select(dim, 0)
+    where = p.cast(mask, "bool")
+    for _ in after:
+        where = where.unsqueeze(len(where.shape))
+    p.pointwise("where", target, where.expand(target.shape), value.expand(target.shape), target)
 
 
 writes("aten::index_put")(_put)

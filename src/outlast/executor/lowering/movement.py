@@ -164,7 +164,7 @@ def pick(p: Planner, to: Value, x: Value, dim: int, index: Value, *, negative: b
     outer_pitch = row_pitch(x.narrow(dim, 0, 1), dim) if x.shape[dim] > 0 else None
     if not to.is_contiguous or pitch is None or outer_pitch is None:
         places = Picked(along(p.cast(index, "i64"), dim, to.shape), x.shape[dim], x.stride[dim], dim)
-        indexed(p, "index_get", x, without(x.stride, dim), to, [places], negative=negative)
+        indexed(p, "index_get", x, without(x.stride, dim), to, [places], negative=negative, error=int(dim == 1 and not negative))
         return
     p.step(
         "rows_pick",
@@ -184,6 +184,7 @@ def pick(p: Planner, to: Value, x: Value, dim: int, index: Value, *, negative: b
         wide=int(index.dtype == "i64"),
         negative=int(negative),
         dim=dim,
+        error=int(dim == 1 and not negative),  # eager's index_select has an implementation of its own for dimension 1
     )
 
 
