@@ -91,8 +91,36 @@ typedef struct ol_triangle_args {
     uint32_t reserved;
 } ol_triangle_args;
 
+/* masked_scatter: the elements of `out` that the mask names become those of `in`, in order.  All lie densely. */
+typedef struct ol_masked_args {
+    uint64_t out;
+    uint64_t mask;         /* bytes */
+    uint64_t in;
+    int64_t count;         /* elements of out */
+    int64_t limit;         /* elements of in */
+    uint32_t bytes;        /* of an element */
+    uint32_t reserved;
+} ol_masked_args;
+
+/* searchsorted: out[r, i] = how many of sorted[r, :] lie before value[r, i].  All lie densely. */
+typedef struct ol_search_args {
+    uint64_t out;
+    uint64_t sorted;
+    uint64_t value;
+    int64_t rows;
+    int64_t length;        /* of a sorted row */
+    int64_t pitch;         /* elements between sorted rows, 0 = one for all */
+    int64_t count;         /* values of a row */
+    uint32_t right;        /* 1: equal elements lie before */
+    uint32_t narrow;       /* 1: out is int32, 0: int64 */
+    uint32_t dtype;        /* of sorted and value */
+    uint32_t reserved;
+} ol_search_args;
+
 #ifdef __cplusplus
 }
+static_assert(sizeof(ol_masked_args) == 48, "layout of ol_masked_args");
+static_assert(sizeof(ol_search_args) == 72, "layout of ol_search_args");
 static_assert(sizeof(ol_cat_args) == 224, "layout of ol_cat_args");
 static_assert(sizeof(ol_rows_args) == 96, "layout of ol_rows_args");
 static_assert(sizeof(ol_index_args) == 624, "layout of ol_index_args");

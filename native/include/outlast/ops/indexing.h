@@ -241,5 +241,69 @@ OL_DEVICE int32_t ol_index_combine(const ol_index_args *a, ol_dim3 block, ol_dim
     }
 }
 
+template <class T> OL_DEVICE int32_t ol_masked_scatter_as(const ol_masked_args *a, ol_env *environment) {
+    auto *out = reinterpret_cast<T *>(a->out);
+    const auto *in = reinterpret_cast<const T *>(a->in);
+    const auto *mask = reinterpret_cast<const uint8_t *>(a->mask);
+    int64_t taken = 0;
+    for (int64_t i = 0; i < a->count; ++i) {
+        if (mask[i] == 0) continue;
+        if (taken == a->limit)
+            OL_FAIL("RuntimeError: the mask names more elements than the source has (%lld)", static_cast<long long>(a->limit));
+        out[i] = in[taken++];
+    }
+    return OL_OK;
+}
+
+/* What an element gets depends on all before it: one thread. */
+OL_DEVICE int32_t ol_masked_scatter(const ol_masked_args *a, ol_dim3 block, ol_dim3, ol_env *environment) {
+    if (block.x != 0 || threadIdx.x != 0) return OL_OK;
+    switch (a->bytes) {
+    case 1: return ol_masked_scatter_as<uint8_t>(a, environment);
+    case 2: return ol_masked_scatter_as<uint16_t>(a, environment);
+    case 4: return ol_masked_scatter_as<uint32_t>(a, environment);
+    case 8: return ol_masked_scatter_as<uint64_t>(a, environment);
+    default: OL_FAIL("elements of %u bytes are not known", a->bytes);
+    }
+}
+
+/* Halving; a NaN in the row counts as greater than all, and so does one that is looked for. */
+template <class T> OL_DEVICE int32_t ol_searchsorted_as(const ol_search_args *a, ol_dim3 block, ol_dim3 grid) {
+    const ol_share w = ol_share_of(a->rows * a->count, block, grid);
+    for (int64_t i = w.begin; i < w.end; i += w.step) {
+        const T *row = reinterpret_cast<const T *>(a->sorted) + (a->pitch == 0 ? 0 : i / a->count * a->pitch);
+        const ol_compute<T> value = ol_load(reinterpret_cast<const T *>(a->value) + i);
+        int64_t first = 0, past = a->length;
+        while (first < past) {
+            const int64_t middle = first + (past - first) / 2;
+            const ol_compute<T> there = ol_load(row + middle);
+            if (a->right ? !(there > value) : !(there >= value))
+                first = middle + 1;
+            else
+                past = middle;
+        }
+        if (a->narrow)
+            reinterpret_cast<int32_t *>(a->out)[i] = static_cast<int32_t>(first);
+        else
+            reinterpret_cast<int64_t *>(a->out)[i] = first;
+    }
+    return OL_OK;
+}
+
+OL_DEVICE int32_t ol_searchsorted(const ol_search_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
+    switch (a->dtype) {
+    case OL_U8: return ol_searchsorted_as<uint8_t>(a, block, grid);
+    case OL_I8: return ol_searchsorted_as<int8_t>(a, block, grid);
+    case OL_I16: return ol_searchsorted_as<int16_t>(a, block, grid);
+    case OL_I32: return ol_searchsorted_as<int32_t>(a, block, grid);
+    case OL_I64: return ol_searchsorted_as<int64_t>(a, block, grid);
+    case OL_F16: return ol_searchsorted_as<ol_half>(a, block, grid);
+    case OL_BF16: return ol_searchsorted_as<ol_bfloat>(a, block, grid);
+    case OL_F32: return ol_searchsorted_as<float>(a, block, grid);
+    case OL_F64: return ol_searchsorted_as<double>(a, block, grid);
+    default: OL_FAIL("element type %u can not be searched for", a->dtype);
+    }
+}
+
 }  // namespace OL_NAMESPACE
 #endif

@@ -13,6 +13,8 @@ KERNELS: list[Kernel] = [
     Kernel("triangle", "movement.h", "ol_triangle_args", "ol_triangle"),
     Kernel("index_get", "indexing.h", "ol_index_args", "ol_index_get"),
     Kernel("index_set", "indexing.h", "ol_index_args", "ol_index_set"),
+    Kernel("masked_scatter", "indexing.h", "ol_masked_args", "ol_masked_scatter"),
+    Kernel("searchsorted", "indexing.h", "ol_search_args", "ol_searchsorted"),
     *(
         Kernel(f"index_{kind}", "indexing.h", "ol_index_args", f"ol_index_combine<{number}>")
         for kind, number in COMBINE.items()

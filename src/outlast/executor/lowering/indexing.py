@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlast.executor.kernels import DTYPES
+from outlast.executor.kernels import DTYPES, INTEGERS
 from outlast.executor.lowering import Meta, Planner, Unsupported, Value, lowers
 from outlast.executor.lowering.movement import along, pick, shares_of
 from outlast.executor.lowering.views import cloned, filled, reshaped
@@ -422,3 +422,86 @@ def put(p: Planner, target: Value, index: Value, source: Value, accumulate: bool
     indexed(p, "index_add" if accumulate else "index_set", row, (0,) * len(index.shape), value, [pick], negative=True)
     if row.buffer is not target.buffer:
         p.copy(target, row.view(target.shape))
+
+
+# --- masks and sorted rows
+
+
+@writes("aten::masked_scatter")
+def masked_scatter(p: Planner, target: Value, mask: Value, source: Value) -> None:
+    """The source's elements go where the mask says, in order; fails when there are too few."""
+    if target.numel == 0:
+        return
+    row = p.contiguous(target)
+    p.step(
+        "masked_scatter",
+        writes=(row,),
+        work=target.numel * 1.0,
+        out=replace(row),
+        mask=p.contiguous(mask.expand(target.shape)),
+        count=target.numel,
+        limit=source.numel,
+        bytes=target.itemsize,
+        **{"in": p.contiguous(source)},
+    )
+    if row.buffer is not target.buffer:
+        p.copy(target, row)
+
+
+def _search(p: Planner, out: Meta, sequence: Value, value: Value, *, right: bool) -> Value:
+    to = p.like(out)
+    if out.numel == 0:
+        return to
+    if value.dtype != sequence.dtype or not to.is_contiguous:
+        raise Unsupported("values of another type than the sorted row, or a result that is not contiguous")
+    length = sequence.shape[-1]
+    p.step(
+        "searchsorted",
+        writes=(to,),
+        shares=shares_of(to.numel, 64),
+        work=to.numel * 10.0,
+        out=to,
+        sorted=p.contiguous(sequence),
+        value=p.contiguous(value),
+        rows=1 if len(sequence.shape) == 1 else math.prod(sequence.shape[:-1]),
+        length=length,
+        pitch=0 if len(sequence.shape) == 1 else length,
+        count=to.numel if len(sequence.shape) == 1 else value.shape[-1],
+        right=int(right),
+        narrow=int(out.dtype == "i32"),
+        dtype=DTYPES[value.dtype][0],
+    )
+    return to
+
+
+@lowers("aten::searchsorted.Tensor")
+def searchsorted(
+    p: Planner, out: Meta, sequence: Value, x: Value, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Value | None = None,
+) -> Value:  # fmt: skip
+    if sorter is not None:
+        raise Unsupported("a row that is sorted by way of an index")
+    return _search(p, out, sequence, x, right=right or side == "right")
+
+
+@lowers("aten::searchsorted.Scalar")
+def searchsorted_number(p: Planner, out: Meta, sequence: Value, number: float | int, **kwargs: Any) -> Value:
+    return searchsorted(p, out, sequence, _number(p, number, sequence), **kwargs)
+
+
+@lowers("aten::bucketize.Tensor")
+def bucketize(
+    p: Planner, out: Meta, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return _search(p, out, boundaries, x, right=right)
+
+
+@lowers("aten::bucketize.Scalar")
+def bucketize_number(p: Planner, out: Meta, number: float | int, boundaries: Value, **kwargs: Any) -> Value:
+    return bucketize(p, out, _number(p, number, boundaries), boundaries, **kwargs)
+
+
+def _number(p: Planner, number: float | int, sequence: Value) -> Value:
+    if isinstance(number, float) and sequence.dtype in INTEGERS:
+        raise Unsupported("a number with a fraction among integers")
+    return p.scalar(number, sequence.dtype)
