@@ -26,13 +26,13 @@ typedef struct ol_cat_args {
     int64_t rows;
     int64_t out_pitch;
     uint64_t count;      /* pieces, 1 ... OL_CAT_PIECES */
-    uint64_t in[8];
+    uint64_t source[8];
     int64_t bytes[8];    /* of one row of the piece */
-    int64_t in_pitch[8];
+    int64_t source_pitch[8];
 } ol_cat_args;
 
 /* rows_pick: out[o, i] = data[o, index[i]], whole rows; the output lies densely. */
-typedef struct ol_rows_args {
+typedef struct ol_pick_args {
     uint64_t out;
     uint64_t data;
     uint64_t index;
@@ -47,7 +47,7 @@ typedef struct ol_rows_args {
     uint32_t negative;    /* 1: -limit ... -1 count from the end */
     uint32_t dim;         /* of the error's text */
     uint32_t error;       /* OL_INDEX_ERROR or OL_RUNTIME_ERROR */
-} ol_rows_args;
+} ol_pick_args;
 
 /* index_get, index_set, index_add and the like: for every p of the shape `size`,
  *
@@ -77,27 +77,27 @@ typedef struct ol_index_args {
     uint32_t dim[4];           /* of the error's text; OL_MAX_DIMS = the tensor taken as one row */
 } ol_index_args;
 
-/* triangle: out = in, but 0 on the other side of the diagonal.  The last two dimensions are rows and columns. */
+/* triangle: out = source, but 0 on the other side of the diagonal.  The last two dimensions are rows and columns. */
 typedef struct ol_triangle_args {
     uint64_t out;
-    uint64_t in;
+    uint64_t source;
     uint32_t dims;         /* 2 ... OL_MAX_DIMS */
     uint32_t upper;        /* 1: keep column >= row + diagonal, 0: keep column <= row + diagonal */
     int64_t diagonal;
     int64_t size[8];
     int64_t out_stride[8];
-    int64_t in_stride[8];
+    int64_t source_stride[8];
     uint32_t bytes;        /* of an element */
     uint32_t reserved;
 } ol_triangle_args;
 
-/* masked_scatter: the elements of `out` that the mask names become those of `in`, in order.  All lie densely. */
+/* masked_scatter: the elements of `out` that the mask names become those of `source`, in order.  All lie densely. */
 typedef struct ol_masked_args {
     uint64_t out;
     uint64_t mask;         /* bytes */
-    uint64_t in;
+    uint64_t source;
     int64_t count;         /* elements of out */
-    int64_t limit;         /* elements of in */
+    int64_t limit;         /* elements of source */
     uint32_t bytes;        /* of an element */
     uint32_t reserved;
 } ol_masked_args;
@@ -122,7 +122,7 @@ typedef struct ol_search_args {
 static_assert(sizeof(ol_masked_args) == 48, "layout of ol_masked_args");
 static_assert(sizeof(ol_search_args) == 72, "layout of ol_search_args");
 static_assert(sizeof(ol_cat_args) == 224, "layout of ol_cat_args");
-static_assert(sizeof(ol_rows_args) == 96, "layout of ol_rows_args");
+static_assert(sizeof(ol_pick_args) == 96, "layout of ol_pick_args");
 static_assert(sizeof(ol_index_args) == 624, "layout of ol_index_args");
 static_assert(sizeof(ol_triangle_args) == 232, "layout of ol_triangle_args");
 #endif

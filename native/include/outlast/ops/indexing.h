@@ -243,7 +243,7 @@ OL_DEVICE int32_t ol_index_combine(const ol_index_args *a, ol_dim3 block, ol_dim
 
 template <class T> OL_DEVICE int32_t ol_masked_scatter_as(const ol_masked_args *a, ol_env *environment) {
     auto *out = reinterpret_cast<T *>(a->out);
-    const auto *in = reinterpret_cast<const T *>(a->in);
+    const auto *in = reinterpret_cast<const T *>(a->source);
     const auto *mask = reinterpret_cast<const uint8_t *>(a->mask);
     int64_t taken = 0;
     for (int64_t i = 0; i < a->count; ++i) {

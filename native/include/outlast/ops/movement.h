@@ -84,7 +84,7 @@ OL_DEVICE int32_t ol_cat(const ol_cat_args *a, ol_dim3 block, ol_dim3 grid, ol_e
     for (int64_t row = block.x; row < a->rows; row += grid.x) {
         int64_t done = row * a->out_pitch;
         for (int64_t k = 0; k < count; done += a->bytes[k++])
-            ol_move_run(out + done, reinterpret_cast<const char *>(a->in[k]) + row * a->in_pitch[k], a->bytes[k]);
+            ol_move_run(out + done, reinterpret_cast<const char *>(a->source[k]) + row * a->source_pitch[k], a->bytes[k]);
     }
     (void)pieces;
 #else
@@ -99,7 +99,7 @@ OL_DEVICE int32_t ol_cat(const ol_cat_args *a, ol_dim3 block, ol_dim3 grid, ol_e
     char *to = out + row * a->out_pitch;
     for (int64_t i = begin; i < end; ++i) {
         const int64_t bytes = a->bytes[k];
-        ol_move_run(to + done, reinterpret_cast<const char *>(a->in[k]) + row * a->in_pitch[k], bytes);
+        ol_move_run(to + done, reinterpret_cast<const char *>(a->source[k]) + row * a->source_pitch[k], bytes);
         done += bytes;
         if (++k == count) {
             k = done = 0;
@@ -114,7 +114,7 @@ OL_DEVICE int32_t ol_cat(const ol_cat_args *a, ol_dim3 block, ol_dim3 grid, ol_e
 #ifndef __CUDACC__
 /* fixed = bytes of a row, or 0 when the compiler does not know them */
 template <int64_t fixed, class Index>
-OL_DEVICE int32_t ol_rows_pick_as(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
+OL_DEVICE int32_t ol_rows_pick_as(const ol_pick_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
     const int64_t bytes = fixed != 0 ? fixed : a->bytes, count = a->count, stride = a->index_stride;
     int64_t begin = 0, end = a->outer * count, at_outer = 0, i = 0;
     if (grid.x != 1) {
@@ -142,7 +142,7 @@ OL_DEVICE int32_t ol_rows_pick_as(const ol_rows_args *a, ol_dim3 block, ol_dim3 
 }
 #endif
 
-OL_DEVICE int32_t ol_rows_pick(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
+OL_DEVICE int32_t ol_rows_pick(const ol_pick_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
 #ifdef __CUDACC__
     const int64_t rows = a->outer * a->count;
     for (int64_t row = block.x; row < rows; row += grid.x) {
@@ -168,7 +168,7 @@ OL_DEVICE int32_t ol_rows_pick(const ol_rows_args *a, ol_dim3 block, ol_dim3 gri
 
 template <class T> OL_DEVICE int32_t ol_triangle_as(const ol_triangle_args *a, ol_dim3 block, ol_dim3 grid) {
     const uint32_t last = a->dims - 1;
-    const int64_t columns = a->size[last], out_step = a->out_stride[last], in_step = a->in_stride[last];
+    const int64_t columns = a->size[last], out_step = a->out_stride[last], in_step = a->source_stride[last];
     int64_t rows = 1;
     for (uint32_t d = 0; d < last; ++d) rows *= a->size[d];
     for (int64_t row = block.x; row < rows; row += grid.x) {
@@ -177,7 +177,7 @@ template <class T> OL_DEVICE int32_t ol_triangle_as(const ol_triangle_args *a, o
             const int64_t above = rest / a->size[d], at = rest - above * a->size[d];
             if (d == last - 1) line = at;
             out_at += at * a->out_stride[d];
-            in_at += at * a->in_stride[d];
+            in_at += at * a->source_stride[d];
             rest = above;
         }
         /* columns [first, past) keep their value */
@@ -185,7 +185,7 @@ template <class T> OL_DEVICE int32_t ol_triangle_as(const ol_triangle_args *a, o
         edge = edge < 0 ? 0 : edge > columns ? columns : edge;
         const int64_t first = a->upper ? edge : 0, past = a->upper ? columns : edge;
         T *out = reinterpret_cast<T *>(a->out) + out_at;
-        const T *in = reinterpret_cast<const T *>(a->in) + in_at;
+        const T *in = reinterpret_cast<const T *>(a->source) + in_at;
         if (out_step == 1 && in_step == 1) { /* separate loops, so that each vectorises */
             for (int64_t j = threadIdx.x; j < first; j += blockDim.x) out[j] = 0;
             for (int64_t j = first + threadIdx.x; j < past; j += blockDim.x) out[j] = in[j];

@@ -9,7 +9,7 @@ COMBINE = {"add": 0, "mul": 1, "min": 2, "max": 3}
 
 KERNELS: list[Kernel] = [
     Kernel("cat", "movement.h", "ol_cat_args", "ol_cat"),
-    Kernel("rows_pick", "movement.h", "ol_rows_args", "ol_rows_pick"),
+    Kernel("rows_pick", "movement.h", "ol_pick_args", "ol_rows_pick"),
     Kernel("triangle", "movement.h", "ol_triangle_args", "ol_triangle"),
     Kernel("index_get", "indexing.h", "ol_index_args", "ol_index_get"),
     Kernel("index_set", "indexing.h", "ol_index_args", "ol_index_set"),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlast.executor.kernels import DTYPES, INTEGERS
+from outlast.executor.kernels import DTYPES
 from outlast.executor.lowering import Meta, Planner, Unsupported, Value, lowers
-from outlast.executor.lowering.movement import along, pick, shares_of
+from outlast.executor.lowering.movement import along, shares_of
 from outlast.executor.lowering.views import cloned, filled, reshaped
 from outlast.executor.values import MAX_DIMS
 
@@ -55,7 +55,9 @@ def indexed(
         writes=(value if reading else data,),
         shares=shares_of(value.numel, value.itemsize) if reading else 1,  # writes may meet, so they keep their order
         work=value.numel * 1.0,
-        data=data if reading else replace(data),  # not the same object: what is not written over stays, so it is read too
+        data=data
+        if reading
+        else replace(data),  # not the same object: what is not written over stays, so it is read too
         value=value,
         index=[one.index for one in picks],
         count=len(picks),
@@ -109,7 +111,7 @@ def without(stride: Sequence[int], dim: int) -> tuple[int, ...]:
 
 
 @lowers("aten::gather")
-def gather(p: Planner, out: Meta, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+def _gather(p: Planner, out: Meta, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     to = p.like(out)
     x, places, value = ranked(x), ranked(p.cast(index, "i64")), ranked(to)
     dim %= len(x.shape)
@@ -119,7 +121,7 @@ def gather(p: Planner, out: Meta, x: Value, dim: int, index: Value, *, sparse_gr
 
 
 @lowers("aten::take")
-def take(p: Planner, out: Meta, x: Value, index: Value) -> Value:
+def _take(p: Planner, out: Meta, x: Value, index: Value) -> Value:
     to = p.like(out)
     row = reshaped(p, x, (x.numel,))
     pick = Picked(p.cast(index, "i64"), x.numel, 1, WHOLE_TENSOR)
@@ -186,12 +188,12 @@ def _everywhere(p: Planner, target: Value, index: Value, number: float | int | b
 
 
 @writes("aten::scatter.src")
-def scatter_src(p: Planner, target: Value, dim: int, index: Value, src: Value) -> None:
+def _scatter_src(p: Planner, target: Value, dim: int, index: Value, src: Value) -> None:
     _scatter(p, "index_set", target, dim, index, src)
 
 
 @writes("aten::scatter.value")
-def scatter_value(p: Planner, target: Value, dim: int, index: Value, value: float | int | bool) -> None:
+def _scatter_value(p: Planner, target: Value, dim: int, index: Value, value: float | int | bool) -> None:
     _scatter(p, "index_set", target, dim, index, _everywhere(p, target, index, value))
 
 
@@ -199,24 +201,27 @@ _SCATTER = {"add": "index_add", "multiply": "index_mul"}
 
 
 @writes("aten::scatter.reduce")
-def scatter_joined(p: Planner, target: Value, dim: int, index: Value, src: Value, *, reduce: str) -> None:
+def _scatter_joined(p: Planner, target: Value, dim: int, index: Value, src: Value, *, reduce: str) -> None:
     _scatter(p, _SCATTER[reduce], target, dim, index, src)
 
 
 @writes("aten::scatter.value_reduce")
-def scatter_value_joined(
+def _scatter_value_joined(
     p: Planner, target: Value, dim: int, index: Value, value: float | int | bool, *, reduce: str
 ) -> None:
     _scatter(p, _SCATTER[reduce], target, dim, index, _everywhere(p, target, index, value))
 
 
 @writes("aten::scatter_add")
-def scatter_add(p: Planner, target: Value, dim: int, index: Value, src: Value) -> None:
+def _scatter_add(p: Planner, target: Value, dim: int, index: Value, src: Value) -> None:
     _scatter(p, "index_add", target, dim, index, src)
 
 
-#: way to reduce -> (kernel, what an element that is not included starts from: none, the least, or the greatest number)
-_REDUCE = {"sum": ("index_add", 0), "prod": ("index_mul", 1), "amax": ("index_max", "least"), "amin": ("index_min", "greatest")}
+#: way to reduce -> (kernel, what an element starts from that is not included: a number, the least or the greatest one)
+_REDUCE: dict[str, tuple[str, int | str]] = {
+    "sum": ("index_add", 0), "prod": ("index_mul", 1),
+    "amax": ("index_max", "least"), "amin": ("index_min", "greatest"),
+}  # fmt: skip
 
 
 def _neutral(dtype: str, which: int | str) -> float | int | bool:
@@ -240,12 +245,12 @@ def _reduction(reduce: str) -> tuple[str, int | str]:
 
 
 @writes("aten::scatter_reduce.two")
-def scatter_reduce(
+def _scatter_reduce(
     p: Planner, target: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> None:
     kernel, neutral = _reduction(reduce)
     if not include_self:
-        scatter_value(p, target, dim, index, _neutral(target.dtype, neutral))
+        _scatter_value(p, target, dim, index, _neutral(target.dtype, neutral))
     _scatter(p, kernel, target, dim, index, src)
 
 
@@ -265,13 +270,13 @@ def _by_slice(
 
 
 @writes("aten::index_add")
-def index_add(p: Planner, target: Value, dim: int, index: Value, source: Value, *, alpha: float | int = 1) -> None:
+def _index_add(p: Planner, target: Value, dim: int, index: Value, source: Value, *, alpha: float | int = 1) -> None:
     error = RUNTIME_ERROR if len(target.shape) > 1 else INDEX_ERROR
     _by_slice(p, "index_add", target, dim, index, source, error=error, factor=alpha)
 
 
 @writes("aten::index_copy")
-def index_copy(p: Planner, target: Value, dim: int, index: Value, source: Value) -> None:
+def _index_copy(p: Planner, target: Value, dim: int, index: Value, source: Value) -> None:
     _by_slice(p, "index_set", target, dim, index, source)
 
 
@@ -282,29 +287,29 @@ def _filled_slices(target: Value, dim: int, index: Value, value: Value) -> Value
 
 
 @writes("aten::index_fill.int_Scalar")
-def index_fill(p: Planner, target: Value, dim: int, index: Value, value: float | int | bool) -> None:
+def _index_fill(p: Planner, target: Value, dim: int, index: Value, value: float | int | bool) -> None:
     number = p.scalar(value, target.dtype)
     _by_slice(p, "index_set", target, dim, index, _filled_slices(target, dim, index, number), negative=True)
 
 
 @writes("aten::index_fill.int_Tensor")
-def index_fill_tensor(p: Planner, target: Value, dim: int, index: Value, value: Value) -> None:
+def _index_fill_tensor(p: Planner, target: Value, dim: int, index: Value, value: Value) -> None:
     number = p.cast(value, target.dtype)
     _by_slice(p, "index_set", target, dim, index, _filled_slices(target, dim, index, number), negative=True)
 
 
 @writes("aten::index_reduce")
-def index_reduce(
+def _index_reduce(
     p: Planner, target: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
 ) -> None:
     kernel, neutral = _reduction(reduce)
     if not include_self:
-        index_fill(p, target, dim, index, _neutral(target.dtype, neutral))
+        _index_fill(p, target, dim, index, _neutral(target.dtype, neutral))
     _by_slice(p, kernel, target, dim, index, source)
 
 
 @lowers("aten::embedding_dense_backward")
-def embedding_dense_backward(
+def _embedding_dense_backward(
     p: Planner, out: Meta, grad: Value, indices: Value, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Value:
     if scale_grad_by_freq:
@@ -314,194 +319,3 @@ def embedding_dense_backward(
     skip = padding_idx if padding_idx >= 0 else NO_SKIP
     _by_slice(p, "index_add", to, 0, indices, rows, error=INDEX_IGNORED, skip=skip)
     return to
-
-
-# --- several dimensions at once
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """How `x[i, j, None, k]` walks over its result."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]  #: of x along that shape
-    picks: tuple[Picked, ...]
-
-
-def _place(p: Planner, x: Value, indices: Sequence[Value | None]) -> _Place:
-    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    if any(one.dtype in ("bool", "u8") for _, one in given):
-        raise Unsupported("a mask: how many elements it names depends on data")
-    dims = [dim for dim, _ in given]
-    rank = max(len(one.shape) for _, one in given)
-    common = [1] * rank
-    for _, one in given:
-        for i, size in enumerate(one.shape, rank - len(one.shape)):
-            common[i] = size if common[i] == 1 else common[i]
-    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
-    before = [d for d in range(len(x.shape)) if d not in dims and adjacent and d < dims[0]]
-    after = [d for d in range(len(x.shape)) if d not in dims and d not in before]
-    shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
-    stride = (*(x.stride[d] for d in before), *([0] * rank), *(x.stride[d] for d in after))
-    picks = []
-    for dim, one in given:
-        lined = p.cast(one, "i64").expand(common)
-        for _ in after:
-            lined = lined.unsqueeze(len(lined.shape))
-        picks.append(Picked(lined.expand(shape), x.shape[dim], x.stride[dim], dim))
-    return _Place(shape, stride, tuple(picks))
-
-
-@lowers("aten::index.Tensor", "aten::_unsafe_index.Tensor")
-def index_tensor(p: Planner, out: Meta, x: Value, indices: Sequence[Value | None]) -> Value:
-    to = p.like(out)
-    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    if len(given) == 1 and given[0][1].dtype in ("i64", "i32") and to.is_contiguous:
-        dim, index = given[0]
-        row = reshaped(p, index, (index.numel,))
-        pick(p, to.view((*x.shape[:dim], index.numel, *x.shape[dim + 1 :])), x, dim, row, negative=True)
-        return to
-    place = _place(p, x, indices)
-    indexed(p, "index_get", x, place.stride, to, place.picks, negative=True)
-    return to
-
-
-def _put(
-    p: Planner, target: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False,
-    unsafe: bool = False,
-) -> None:  # fmt: skip
-    given = [one for one in indices if one is not None]
-    if len(given) == 1 and given[0].dtype in ("bool", "u8") and not accumulate:
-        _put_where(p, target, indices, values)
-        return
-    place = _place(p, target, indices)
-    try:
-        value = values.expand(place.shape)
-    except ValueError as why:
-        raise Unsupported(str(why)) from None
-    indexed(p, "index_add" if accumulate else "index_set", target, place.stride, value, place.picks, negative=True)
-
-
-def _put_where(p: Planner, target: Value, indices: Sequence[Value | None], values: Value) -> None:
-    """x[mask] = values where all elements that the mask names get the same: where(mask, values, x)."""
-    dim, mask = next((dim, one) for dim, one in enumerate(indices) if one is not None)
-    before, covered, after = target.shape[:dim], len(mask.shape), target.shape[dim + len(mask.shape) :]
-    lead = len(before) + 1 + len(after) - len(values.shape)
-    if 0 <= len(before) - lead < len(values.shape) and values.shape[len(before) - lead] != 1:
-        raise Unsupported("a mask: how many elements it names depends on data")
-    try:
-        value = values.expand((*before, 1, *after))
-    except ValueError as why:
-        raise Unsupported(str(why)) from None
-    for _ in range(covered - 1):
-        value = value.unsqueeze(dim)
-    if covered == 0:
-        value = value.select(dim, 0)
-    where = p.cast(mask, "bool")
-    for _ in after:
-        where = where.unsqueeze(len(where.shape))
-    p.pointwise("where", target, where.expand(target.shape), value.expand(target.shape), target)
-
-
-writes("aten::index_put")(_put)
-writes("aten::_index_put_impl")(_put)
-lowers("aten::_unsafe_index_put")(lambda p, out, x, *rest: _unsafe_put(p, out, x, *rest))
-
-
-def _unsafe_put(p: Planner, out: Meta, x: Value, *rest: Any) -> Value:
-    to = cloned(p, out, x)
-    _put(p, to, *rest)
-    return to
-
-
-@writes("aten::put")
-def put(p: Planner, target: Value, index: Value, source: Value, accumulate: bool = False) -> None:
-    row = reshaped(p, target, (target.numel,))  # a copy if it does not lie in one row
-    value = reshaped(p, source, index.shape)
-    pick = Picked(p.cast(index, "i64"), target.numel, 1, WHOLE_TENSOR)
-    indexed(p, "index_add" if accumulate else "index_set", row, (0,) * len(index.shape), value, [pick], negative=True)
-    if row.buffer is not target.buffer:
-        p.copy(target, row.view(target.shape))
-
-
-# --- masks and sorted rows
-
-
-@writes("aten::masked_scatter")
-def masked_scatter(p: Planner, target: Value, mask: Value, source: Value) -> None:
-    """The source's elements go where the mask says, in order; fails when there are too few."""
-    if target.numel == 0:
-        return
-    row = p.contiguous(target)
-    p.step(
-        "masked_scatter",
-        writes=(row,),
-        work=target.numel * 1.0,
-        out=replace(row),
-        mask=p.contiguous(mask.expand(target.shape)),
-        count=target.numel,
-        limit=source.numel,
-        bytes=target.itemsize,
-        **{"in": p.contiguous(source)},
-    )
-    if row.buffer is not target.buffer:
-        p.copy(target, row)
-
-
-def _search(p: Planner, out: Meta, sequence: Value, value: Value, *, right: bool) -> Value:
-    to = p.like(out)
-    if out.numel == 0:
-        return to
-    if value.dtype != sequence.dtype or not to.is_contiguous:
-        raise Unsupported("values of another type than the sorted row, or a result that is not contiguous")
-    length = sequence.shape[-1]
-    p.step(
-        "searchsorted",
-        writes=(to,),
-        shares=shares_of(to.numel, 64),
-        work=to.numel * 10.0,
-        out=to,
-        sorted=p.contiguous(sequence),
-        value=p.contiguous(value),
-        rows=1 if len(sequence.shape) == 1 else math.prod(sequence.shape[:-1]),
-        length=length,
-        pitch=0 if len(sequence.shape) == 1 else length,
-        count=to.numel if len(sequence.shape) == 1 else value.shape[-1],
-        right=int(right),
-        narrow=int(out.dtype == "i32"),
-        dtype=DTYPES[value.dtype][0],
-    )
-    return to
-
-
-@lowers("aten::searchsorted.Tensor")
-def searchsorted(
-    p: Planner, out: Meta, sequence: Value, x: Value, *, out_int32: bool = False, right: bool = False,
-    side: str | None = None, sorter: Value | None = None,
-) -> Value:  # fmt: skip
-    if sorter is not None:
-        raise Unsupported("a row that is sorted by way of an index")
-    return _search(p, out, sequence, x, right=right or side == "right")
-
-
-@lowers("aten::searchsorted.Scalar")
-def searchsorted_number(p: Planner, out: Meta, sequence: Value, number: float | int, **kwargs: Any) -> Value:
-    return searchsorted(p, out, sequence, _number(p, number, sequence), **kwargs)
-
-
-@lowers("aten::bucketize.Tensor")
-def bucketize(
-    p: Planner, out: Meta, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
-) -> Value:
-    return _search(p, out, boundaries, x, right=right)
-
-
-@lowers("aten::bucketize.Scalar")
-def bucketize_number(p: Planner, out: Meta, number: float | int, boundaries: Value, **kwargs: Any) -> Value:
-    return bucketize(p, out, _number(p, number, boundaries), boundaries, **kwargs)
-
-
-def _number(p: Planner, number: float | int, sequence: Value) -> Value:
-    if isinstance(number, float) and sequence.dtype in INTEGERS:
-        raise Unsupported("a number with a fraction among integers")
-    return p.scalar(number, sequence.dtype)

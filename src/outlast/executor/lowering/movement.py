@@ -1,6 +1,7 @@
 """Lowerings of the family movement: concatenation, padding, tiling, rows picked by an index, triangles.
 
-Most are copies between views, which the planner makes into pointwise steps; `mosaic` lays an output out from such pieces.
+Most are copies between views, which the planner makes into pointwise steps; `mosaic` lays an output out from such
+pieces.
 """
 
 from __future__ import annotations
@@ -116,13 +117,13 @@ def join_rows(p: Planner, to: Value, tensors: Sequence[Value], dim: int) -> None
         out_pitch=(row_pitch(to, dim) or 0) * itemsize,
         count=len(tensors),
         bytes=[math.prod(x.shape[dim:]) * itemsize for x in tensors],
-        in_pitch=[pitch * itemsize for pitch in pitches],
-        **{"in": list(tensors)},
+        source_pitch=[pitch * itemsize for pitch in pitches],
+        source=list(tensors),
     )
 
 
 @lowers("aten::block_diag")
-def block_diag(p: Planner, out: Meta, tensors: Sequence[Value]) -> Value:
+def _block_diag(p: Planner, out: Meta, tensors: Sequence[Value]) -> Value:
     to = filled(p, out)
     row = column = 0
     for x in tensors:
@@ -134,7 +135,7 @@ def block_diag(p: Planner, out: Meta, tensors: Sequence[Value]) -> Value:
 
 
 @lowers("aten::index_select")
-def index_select(p: Planner, out: Meta, x: Value, dim: int, index: Value) -> Value:
+def _index_select(p: Planner, out: Meta, x: Value, dim: int, index: Value) -> Value:
     to = p.like(out)
     if not x.shape:  # a number is picked from itself
         pick(p, to.view((1,)), x.view((1,)), 0, index.view((1,)))
@@ -161,10 +162,20 @@ def pick(p: Planner, to: Value, x: Value, dim: int, index: Value, *, negative: b
     if to.numel == 0:
         return
     itemsize, pitch = x.itemsize, row_pitch(x, dim + 1)
+    error = int(dim == 1 and not negative)  # eager's index_select has an implementation of its own for dimension 1
     outer_pitch = row_pitch(x.narrow(dim, 0, 1), dim) if x.shape[dim] > 0 else None
     if not to.is_contiguous or pitch is None or outer_pitch is None:
         places = Picked(along(p.cast(index, "i64"), dim, to.shape), x.shape[dim], x.stride[dim], dim)
-        indexed(p, "index_get", x, without(x.stride, dim), to, [places], negative=negative, error=int(dim == 1 and not negative))
+        indexed(
+            p,
+            "index_get",
+            x,
+            without(x.stride, dim),
+            to,
+            [places],
+            negative=negative,
+            error=int(dim == 1 and not negative),
+        )
         return
     p.step(
         "rows_pick",
@@ -184,7 +195,7 @@ def pick(p: Planner, to: Value, x: Value, dim: int, index: Value, *, negative: b
         wide=int(index.dtype == "i64"),
         negative=int(negative),
         dim=dim,
-        error=int(dim == 1 and not negative),  # eager's index_select has an implementation of its own for dimension 1
+        error=error,
     )
 
 
@@ -197,7 +208,7 @@ def along(index: Value, dim: int, shape: Sequence[int]) -> Value:
 
 
 @lowers("aten::repeat")
-def repeat(p: Planner, out: Meta, x: Value, repeats: Sequence[int]) -> Value:
+def _repeat(p: Planner, out: Meta, x: Value, repeats: Sequence[int]) -> Value:
     to = p.like(out)
     if out.numel == 0:
         return to
@@ -211,12 +222,12 @@ def repeat(p: Planner, out: Meta, x: Value, repeats: Sequence[int]) -> Value:
 
 
 @lowers("aten::flip")
-def flip(p: Planner, out: Meta, x: Value, dims: Sequence[int]) -> Value:
+def _flip(p: Planner, out: Meta, x: Value, dims: Sequence[int]) -> Value:
     return cloned(p, out, flipped(x, dims))
 
 
 @lowers("aten::rot90")
-def rot90(p: Planner, out: Meta, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+def _rot90(p: Planner, out: Meta, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
     first, second = (d % len(x.shape) for d in dims)
     order = list(range(len(x.shape)))
     order[first], order[second] = order[second], order[first]
@@ -225,7 +236,7 @@ def rot90(p: Planner, out: Meta, x: Value, k: int = 1, dims: Sequence[int] = (0,
 
 
 @lowers("aten::roll")
-def roll(p: Planner, out: Meta, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def _roll(p: Planner, out: Meta, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     to = p.like(out)
     if out.numel == 0:
         return to
@@ -282,22 +293,22 @@ def _padded(p: Planner, out: Meta, x: Value, padding: Sequence[int], *, mirror: 
 
 
 @lowers("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d")
-def reflection_pad(p: Planner, out: Meta, x: Value, padding: Sequence[int]) -> Value:
+def _reflection_pad(p: Planner, out: Meta, x: Value, padding: Sequence[int]) -> Value:
     return _padded(p, out, x, padding, mirror=True)
 
 
 @lowers("aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d")
-def replication_pad(p: Planner, out: Meta, x: Value, padding: Sequence[int]) -> Value:
+def _replication_pad(p: Planner, out: Meta, x: Value, padding: Sequence[int]) -> Value:
     return _padded(p, out, x, padding, mirror=False)
 
 
 @lowers("aten::tril")
-def tril(p: Planner, out: Meta, x: Value, diagonal: int = 0) -> Value:
+def _tril(p: Planner, out: Meta, x: Value, diagonal: int = 0) -> Value:
     return _triangle(p, out, x, diagonal, upper=False)
 
 
 @lowers("aten::triu")
-def triu(p: Planner, out: Meta, x: Value, diagonal: int = 0) -> Value:
+def _triu(p: Planner, out: Meta, x: Value, diagonal: int = 0) -> Value:
     return _triangle(p, out, x, diagonal, upper=True)
 
 
@@ -315,15 +326,15 @@ def _triangle(p: Planner, out: Meta, x: Value, diagonal: int, *, upper: bool) ->
             diagonal=diagonal,
             size=x.shape,
             out_stride=to.stride,
-            in_stride=x.stride,
+            source_stride=x.stride,
             bytes=to.itemsize,
-            **{"in": x},
+            source=x,
         )
     return to
 
 
 @lowers("aten::pixel_shuffle")
-def pixel_shuffle(p: Planner, out: Meta, x: Value, upscale_factor: int) -> Value:
+def _pixel_shuffle(p: Planner, out: Meta, x: Value, upscale_factor: int) -> Value:
     r, to = upscale_factor, p.like(out)
     if out.numel == 0:
         return to
@@ -336,7 +347,7 @@ def pixel_shuffle(p: Planner, out: Meta, x: Value, upscale_factor: int) -> Value
 
 
 @lowers("aten::pixel_unshuffle")
-def pixel_unshuffle(p: Planner, out: Meta, x: Value, downscale_factor: int) -> Value:
+def _pixel_unshuffle(p: Planner, out: Meta, x: Value, downscale_factor: int) -> Value:
     r, to = downscale_factor, p.like(out)
     if out.numel == 0:
         return to
@@ -349,7 +360,7 @@ def pixel_unshuffle(p: Planner, out: Meta, x: Value, downscale_factor: int) -> V
 
 
 @lowers("aten::channel_shuffle")
-def channel_shuffle(p: Planner, out: Meta, x: Value, groups: int) -> Value:
+def _channel_shuffle(p: Planner, out: Meta, x: Value, groups: int) -> Value:
     to = p.like(out)
     if out.numel == 0:
         return to

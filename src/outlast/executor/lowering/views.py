@@ -122,12 +122,12 @@ _copies("aten::unfold_copy", windows)
 
 
 @lowers("aten::expand_copy")
-def expand_copy(p: Planner, out: Meta, x: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
+def _expand_copy(p: Planner, out: Meta, x: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
     return cloned(p, out, x.expand(out.shape))
 
 
 @lowers("aten::as_strided_copy")
-def as_strided_copy(
+def _as_strided_copy(
     p: Planner, out: Meta, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
     if storage_offset is not None and (x.buffer.kind == "input" or storage_offset != 0):
@@ -136,7 +136,7 @@ def as_strided_copy(
 
 
 @lowers("aten::split_copy.Tensor", "aten::split_with_sizes_copy")
-def split_copy(
+def _split_copy(
     p: Planner, out: Meta | tuple[Meta, ...], x: Value, split: int | Sequence[int], dim: int = 0
 ) -> tuple[Value, ...]:
     parts, at = [], 0
@@ -147,21 +147,28 @@ def split_copy(
 
 
 @lowers("aten::unbind_copy.int")
-def unbind_copy(p: Planner, out: Meta | tuple[Meta, ...], x: Value, dim: int = 0) -> tuple[Value, ...]:
+def _unbind_copy(p: Planner, out: Meta | tuple[Meta, ...], x: Value, dim: int = 0) -> tuple[Value, ...]:
     metas = (out,) if isinstance(out, Meta) else out
     return tuple(cloned(p, meta, x.select(dim, i)) for i, meta in enumerate(metas))
 
 
 @lowers("aten::select_scatter")
-def select_scatter(p: Planner, out: Meta, x: Value, src: Value, dim: int, index: int) -> Value:
+def _select_scatter(p: Planner, out: Meta, x: Value, src: Value, dim: int, index: int) -> Value:
     to = cloned(p, out, x)
     p.copy(to.select(dim, index), src)
     return to
 
 
 @lowers("aten::slice_scatter")
-def slice_scatter(
-    p: Planner, out: Meta, x: Value, src: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+def _slice_scatter(
+    p: Planner,
+    out: Meta,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Value:
     to = cloned(p, out, x)
     p.copy(sliced(to, dim, start, end, step), src)
@@ -169,14 +176,16 @@ def slice_scatter(
 
 
 @lowers("aten::diagonal_scatter")
-def diagonal_scatter(p: Planner, out: Meta, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def _diagonal_scatter(
+    p: Planner, out: Meta, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
     to = cloned(p, out, x)
     p.copy(diagonal(to, offset, dim1, dim2), src)
     return to
 
 
 @lowers("aten::slice_backward")
-def slice_backward(
+def _slice_backward(
     p: Planner, out: Meta, grad: Value, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Value:
     to = filled(p, out)
@@ -185,14 +194,14 @@ def slice_backward(
 
 
 @lowers("aten::select_backward")
-def select_backward(p: Planner, out: Meta, grad: Value, input_sizes: Sequence[int], dim: int, index: int) -> Value:
+def _select_backward(p: Planner, out: Meta, grad: Value, input_sizes: Sequence[int], dim: int, index: int) -> Value:
     to = filled(p, out)
     p.copy(to.select(dim, index), grad)
     return to
 
 
 @lowers("aten::diagonal_backward")
-def diagonal_backward(
+def _diagonal_backward(
     p: Planner, out: Meta, grad: Value, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> Value:
     to = filled(p, out)
@@ -201,14 +210,14 @@ def diagonal_backward(
 
 
 @lowers("aten::diag_embed")
-def diag_embed(p: Planner, out: Meta, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+def _diag_embed(p: Planner, out: Meta, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
     to = filled(p, out)
     p.copy(diagonal(to, offset, dim1, dim2), x)
     return to
 
 
 @lowers("aten::eye", "aten::eye.m")
-def eye(p: Planner, out: Meta, n: int, m: int | None = None, **_kind: Any) -> Value:
+def _eye(p: Planner, out: Meta, n: int, m: int | None = None, **_kind: Any) -> Value:
     to = filled(p, out)
     p.copy(diagonal(to), p.scalar(1, out.dtype))
     return to
@@ -222,10 +231,10 @@ def _triangle_indices(p: Planner, out: Meta, row: int, col: int, offset: int, *,
 
 
 @lowers("aten::tril_indices")
-def tril_indices(p: Planner, out: Meta, row: int, col: int, offset: int = 0, **_kind: Any) -> Value:
+def _tril_indices(p: Planner, out: Meta, row: int, col: int, offset: int = 0, **_kind: Any) -> Value:
     return _triangle_indices(p, out, row, col, offset, upper=False)
 
 
 @lowers("aten::triu_indices")
-def triu_indices(p: Planner, out: Meta, row: int, col: int, offset: int = 0, **_kind: Any) -> Value:
+def _triu_indices(p: Planner, out: Meta, row: int, col: int, offset: int = 0, **_kind: Any) -> Value:
     return _triangle_indices(p, out, row, col, offset, upper=True)
