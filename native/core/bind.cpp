@@ -103,8 +103,11 @@ NB_MODULE(_native, m) {
     m.def("crc32c_kind", &crc32c_kind);
 
     nb::class_<Executor>(m, "Executor")
-        .def(nb::init<uint32_t, uint32_t, uint64_t, uint32_t>(), "capacity"_a, "workers"_a, "first_ticket"_a = 0,
-             "operators"_a = Executor::default_operators)
+        .def("__init__", [](Executor* self, uint32_t capacity, uint32_t workers, uint64_t first_ticket, uint32_t operators, double idle_s,
+                            double silence_s) {
+            const auto ns = [](double seconds) { return seconds > 0 ? static_cast<uint64_t>(std::min(seconds, 1e8) * 1e9) : uint64_t{0}; };
+            new (self) Executor(capacity, workers, Options{first_ticket, operators, ns(idle_s), ns(silence_s)});
+        }, "capacity"_a, "workers"_a, "first_ticket"_a = 0, "operators"_a = Options{}.operators, "idle_s"_a = 0.0, "silence_s"_a = 0.0)
         .def("register_operator", &Executor::register_operator, "fn"_a, "abi"_a)
         .def("swap", [](Executor& e, uint32_t op, uint64_t fn, uint32_t abi, double timeout) { return e.swap(op, fn, abi, deadline_in(timeout)); },
              "op"_a, "fn"_a, "abi"_a, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -128,8 +131,8 @@ NB_MODULE(_native, m) {
             t.arg[3] = a3;
             return e.submit(t, deadline_in(timeout));
         }, "op"_a, "arg0"_a, "arg1"_a, "arg2"_a, "arg3"_a, "after"_a, "part"_a, "parts"_a, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("wait", [](Executor& e, uint64_t ticket, double timeout) { return e.wait(ticket, deadline_in(timeout)); }, "ticket"_a, "timeout"_a,
-             nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", [](Executor& e, uint64_t ticket, double timeout, bool assist) { return e.wait(ticket, deadline_in(timeout), assist); },
+             "ticket"_a, "timeout"_a, "assist"_a = true, nb::call_guard<nb::gil_scoped_release>())
         .def("run", [](Executor& e, uint64_t tasks, size_t count, double timeout) {
             TaskError error{0, 0, 0, ""};
             int32_t status;
@@ -144,7 +147,26 @@ NB_MODULE(_native, m) {
             const int32_t s = e.status(ticket, &text);
             return nb::make_tuple(s, text);
         }, "ticket"_a)
-        .def("stop", &Executor::stop, nb::call_guard<nb::gil_scoped_release>())
+        .def("stop", [](Executor& e, double timeout) { return e.stop(deadline_in(timeout)); }, "timeout"_a = 1e9,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("abandon", [](nb::handle self, nb::handle keep) {  // a thread of it still runs: both stay for ever
+            self.inc_ref();
+            keep.inc_ref();
+            nb::set_leak_warnings(false);
+        }, "keep"_a)
+        .def("park", [](Executor& e, bool drain, double timeout) { return e.park(drain, deadline_in(timeout)); }, "drain"_a, "timeout"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("resume", &Executor::resume, nb::call_guard<nb::gil_scoped_release>())
+        .def("beat", &Executor::beat, nb::call_guard<nb::gil_scoped_release>())
+        .def("counts", [](Executor& e, uint32_t op) {
+            const OperatorCounts c = e.counts(op);
+            return nb::make_tuple(c.calls, c.failures, c.samples, c.ns);
+        }, "op"_a)
+        .def_prop_ro("away", [](Executor& e) { return static_cast<uint32_t>(e.away()); })
+        .def_prop_ro("present", &Executor::present)
+        .def_prop_ro("head", &Executor::head)
+        .def_prop_ro("refused", &Executor::refused)
+        .def_prop_ro("sequence", [](Executor& e) { return e.api()->sequence; })
         .def("set_heartbeat", &Executor::set_heartbeat, "address"_a)
         .def_prop_ro("api", [](Executor& e) { return reinterpret_cast<uint64_t>(e.api()); })
         .def_prop_ro("executed", &Executor::executed)

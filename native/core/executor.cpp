@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <system_error>
 
 namespace outlast {
 
@@ -48,11 +49,13 @@ int32_t run_c(uint64_t self, const ol_task* tasks, uint64_t count, double timeou
 }
 }  // namespace
 
-Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket, uint32_t operators)
-    : ring_(capacity, first_ticket), first_ticket_(first_ticket), places_(operators) {
+Executor::Executor(uint32_t capacity, uint32_t workers, const Options& options)
+    : ring_(capacity, options.first_ticket), first_ticket_(options.first_ticket), places_(options.operators), idle_ns_(options.idle_ns),
+      silence_ns_(options.silence_ns) {
+    const uint32_t operators = options.operators;
     if (operators == 0 || operators > most_operators) throw std::invalid_argument("an operator table has 1 to 1048576 places");
-    // calloc: a table of the default size has 256 kB, of which only the pages that are used take memory.
-    memory_.reset(static_cast<char*>(std::calloc(size_t{operators} + 3, sizeof(ol_slot))));
+    // calloc: the tables of the default size have 512 kB, of which only the pages that are used take memory.
+    memory_.reset(static_cast<char*>(std::calloc(2 * (size_t{operators} + 1) + 2, sizeof(ol_slot))));
     if (!memory_) throw std::bad_alloc();
     const auto line = (reinterpret_cast<uint64_t>(memory_.get()) + sizeof(ol_slot) - 1) & ~(uint64_t{sizeof(ol_slot)} - 1);
     slots_ = reinterpret_cast<ol_slot*>(line) + 1;
@@ -68,18 +71,111 @@ Executor::Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket, u
             0,
             reinterpret_cast<uint64_t>(&run_one_c),
             reinterpret_cast<uint64_t>(&run_c)};
-    threads_.reserve(workers);
-    for (uint32_t i = 0; i < workers; ++i) threads_.emplace_back([this, i] { worker_main(i + 1); });
+    samples_ = reinterpret_cast<Samples*>(slots_ + operators + 1);
+    workers_ = std::vector<Worker>(workers);
+    try {
+        std::lock_guard lock(life_mutex_);
+        start_workers();
+    } catch (...) {
+        stop();
+        throw;
+    }
 }
 
 Executor::~Executor() { stop(); }
 
-void Executor::stop() {
+void Executor::start_workers() {
+    for (uint32_t i = 0; i < workers_.size(); ++i) {
+        Worker& w = workers_[i];
+        if (!w.gone) continue;
+        if (w.thread.joinable()) w.thread.join();  // it has only its last instructions left
+        w.thread = std::thread([this, i] { worker_main(i + 1); });
+        w.gone = false;
+    }
+}
+
+bool Executor::wait_gone(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+    const auto all = [&] { return std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.gone; }); };
+    if (deadline == Clock::time_point::max()) gone_.wait(lock, all);
+    else if (!gone_.wait_until(lock, deadline, all)) return false;
+    for (Worker& w : workers_)
+        if (w.thread.joinable()) w.thread.join();
+    return true;
+}
+
+bool Executor::stop(Clock::time_point deadline) {
+    std::unique_lock lock(life_mutex_);
     stop_.store(true, std::memory_order_seq_cst);
     work_.notify();
     done_.notify();
-    for (auto& t : threads_) t.join();
-    threads_.clear();
+    return wait_gone(lock, deadline);
+}
+
+bool Executor::park(bool drain, Clock::time_point deadline) {
+    std::unique_lock turn(park_mutex_, std::defer_lock);
+    while (!turn.try_lock()) {
+        if (Clock::now() >= deadline) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (ring_.parked()) return true;
+    const uint64_t until = ring_.tail();
+    if (drain && !wait_for([&] { return ring_.completed() >= until; }, deadline)) return false;
+    const uint64_t cursor = ring_.park();
+    std::unique_lock lock(life_mutex_);
+    away_.store(static_cast<uint32_t>(Away::asked), std::memory_order_seq_cst);
+    lock.unlock();
+    work_.notify();
+    const bool ended = wait_for([&] { return ring_.completed() >= cursor; }, deadline, false);
+    lock.lock();
+    if (ended && wait_gone(lock, deadline)) return true;
+    away_.store(0, std::memory_order_seq_cst);
+    start_workers();
+    lock.unlock();
+    ring_.unpark();
+    announce();
+    done_.notify();
+    return false;
+}
+
+void Executor::resume() {
+    std::lock_guard turn(park_mutex_);
+    {
+        std::lock_guard lock(life_mutex_);
+        if (stop_.load()) return;
+        away_.store(0, std::memory_order_seq_cst);
+        start_workers();
+    }
+    ring_.unpark();
+    work_.notify();
+    done_.notify();  // callers that wait may run tasks again
+}
+
+void Executor::relaunch() {
+    std::lock_guard lock(life_mutex_);
+    const Away why = away();
+    if (why == Away::no || why == Away::asked || stop_.load()) return;
+    try {
+        start_workers();
+    } catch (const std::system_error&) {
+        return;  // no thread to be had: who waits runs the tasks, and the next submission tries again
+    }
+    away_.store(0, std::memory_order_seq_cst);
+}
+
+// Tells workers about a task that was submitted; brings them back if they left by themselves.
+void Executor::announce() {
+    work_.notify();
+    if (away_.load(std::memory_order_seq_cst) > static_cast<uint32_t>(Away::asked)) relaunch();
+}
+
+void Executor::beat() {
+    beats_.fetch_add(1, std::memory_order_relaxed);
+    if (away_.load(std::memory_order_seq_cst) == static_cast<uint32_t>(Away::silent)) relaunch();
+}
+
+uint32_t Executor::present() {
+    std::lock_guard lock(life_mutex_);
+    return static_cast<uint32_t>(std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return !w.gone; }));
 }
 
 uint32_t Executor::register_operator(uint64_t fn, uint32_t abi) {
@@ -176,7 +272,7 @@ int32_t Executor::run_one(const ol_task& task, double timeout_s, char* text, uin
         if (ticket == 0) ticket = submit(task, deadline);
         if (ticket == 0) return 1;
         if (!wait(ticket, deadline)) {
-            work_.notify();  // nobody was told about it
+            announce();  // nobody was told about it
             return 1;
         }
         std::string why;
@@ -195,10 +291,13 @@ uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
     env.worker = assisting_caller;
     for (int spins = 0;; ++spins) {
         if (uint64_t ticket = put(task)) {
-            work_.notify();
+            announce();
             return ticket;
         }
-        if (Clock::now() >= deadline) return 0;
+        if (Clock::now() >= deadline) {
+            refused_.fetch_add(1, std::memory_order_relaxed);
+            return 0;
+        }
         if (!take_one(env, false) && spins > spins_before_sleep) {
             const uint64_t seen = ring_.completed();
             done_.sleep(full_ring_slice_us, [&] { return ring_.completed() != seen; });
@@ -206,12 +305,12 @@ uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
     }
 }
 
-template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadline) {
+template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadline, bool assist) {
     ol_env env{};
     env.worker = assisting_caller;
     int spins = 0;
     while (!done()) {
-        if (take_one(env, false)) {
+        if (assist && take_one(env, false)) {
             spins = 0;
             continue;
         }
@@ -222,17 +321,19 @@ template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadl
         const auto now = Clock::now();
         if (now >= deadline) return done();
         if (spins >= spins_before_sleep) {
+            beat();  // a host that waits is alive
             const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
-            done_.sleep(std::min<uint64_t>(sleep_slice_us, static_cast<uint64_t>(left) + 1),
-                        [&] { return done() || ring_.has([this](uint64_t after) { return ring_.completed() >= after; }); });
+            done_.sleep(std::min<uint64_t>(sleep_slice_us, static_cast<uint64_t>(left) + 1), [&] {
+                return done() || (assist && ring_.has([this](uint64_t after) { return ring_.completed() >= after; }));
+            });
         }
     }
     return true;
 }
 
-bool Executor::wait(uint64_t ticket, Clock::time_point deadline) {
+bool Executor::wait(uint64_t ticket, Clock::time_point deadline, bool assist) {
     if (ticket > ring_.tail()) throw std::out_of_range("no such ticket");
-    return wait_for([&] { return ring_.is_done(ticket); }, deadline);
+    return wait_for([&] { return ring_.is_done(ticket); }, deadline, assist);
 }
 
 uint32_t Executor::begin_plan(Clock::time_point deadline) {
@@ -277,14 +378,14 @@ int32_t Executor::run(const ol_task* tasks, size_t count, Clock::time_point dead
         t.plan = number;
         uint64_t ticket = put(t);
         if (ticket == 0) {
-            work_.notify();
+            announce();
             ticket = submit(t, deadline);
             if (ticket == 0) return give_up();
         }
         tickets[i] = newest = ticket;
         if ((i & 31) == 0) work_.notify();
     }
-    work_.notify();
+    announce();
     for (size_t i = count; i-- > 0;) {  // the last first: while it is not done, this thread runs the others
         if (!wait(tickets[i], deadline)) return give_up();
     }
@@ -373,10 +474,14 @@ inline int32_t Executor::perform(const ol_task& task, ol_env& env, const char*& 
         return OL_NO_OPERATOR;
     }
     env.error[0] = '\0';
+    const bool timed = task.seq % sampled == 0;
+    const uint64_t started = timed ? steady_ns() : 0;
     const int32_t status = reinterpret_cast<ol_op_fn>(fn)(&task, &env);
-    if (status != OL_OK) {
+    if (timed) [[unlikely]] sample(task.op, steady_ns() - started);
+    if (status != OL_OK) [[unlikely]] {
         env.error[sizeof env.error - 1] = '\0';
         text = env.error;
+        shared(slots_[task.op].failures).fetch_add(1, std::memory_order_relaxed);
     }
     shared(slots_[task.op].calls).fetch_add(1, std::memory_order_relaxed);
     return status;
@@ -398,18 +503,79 @@ bool Executor::take_one(ol_env& env, bool may_wait) {
     return true;
 }
 
+void Executor::sample(uint32_t op, uint64_t ns) {
+    Samples& s = samples_[op];
+    const uint64_t n = shared(s.count).fetch_add(1, std::memory_order_relaxed);
+    std::atomic_ref<uint32_t>(s.ns[n % Samples::kept]).store(static_cast<uint32_t>(std::min<uint64_t>(ns, UINT32_MAX)), std::memory_order_relaxed);
+}
+
+OperatorCounts Executor::counts(uint32_t op) {
+    if (op != places_ && entry(op) == nullptr) throw std::out_of_range("no such operator");
+    Samples& s = samples_[op];
+    OperatorCounts out{shared(slots_[op].calls).load(), shared(slots_[op].failures).load(), shared(s.count).load(), {}};
+    for (uint64_t i = 0; i < std::min<uint64_t>(out.samples, Samples::kept); ++i)
+        out.ns.push_back(std::atomic_ref<uint32_t>(s.ns[i]).load(std::memory_order_relaxed));
+    return out;
+}
+
+// What a worker has last seen move, and when.
+struct Executor::Watch {
+    uint64_t tail = 0, beats = 0, moved = steady_ns(), heard = moved;
+};
+
+// The last thing a worker does; false when it has to stay after all.
+bool Executor::may_leave(Worker& self) {
+    std::lock_guard lock(life_mutex_);
+    if (away_.load() == 0 && !stop_.load()) return false;
+    self.gone = true;
+    gone_.notify_all();
+    return true;
+}
+
+void Executor::leave_for(Away why, uint64_t seen_tail, uint64_t seen_beats) {
+    {
+        std::lock_guard lock(life_mutex_);
+        if (away_.load() != 0 || stop_.load()) return;
+        away_.store(static_cast<uint32_t>(why), std::memory_order_seq_cst);
+        const bool moved = ring_.tail() != seen_tail || (why == Away::silent && beats_.load(std::memory_order_seq_cst) != seen_beats);
+        if (moved) {
+            away_.store(0, std::memory_order_seq_cst);
+            return;
+        }
+    }
+    work_.notify();
+}
+
 void Executor::worker_main(uint32_t number) {
     ol_env env{};
     env.worker = number;
+    Watch watch;
+    const auto look_around = [&](bool idle) {
+        const uint64_t now = steady_ns(), tail = ring_.tail(), beats = beats_.load(std::memory_order_relaxed);
+        if (tail != watch.tail || !idle) watch.moved = now;
+        if (tail != watch.tail || beats != watch.beats) watch.heard = now;
+        watch.tail = tail;
+        watch.beats = beats;
+        if (silence_ns_ != 0 && now - watch.heard >= silence_ns_) leave_for(Away::silent, tail, beats);
+        else if (idle_ns_ != 0 && now - watch.moved >= idle_ns_) leave_for(Away::idle, tail, beats);
+    };
+    const uint64_t limit_ns = std::min(idle_ns_ != 0 ? idle_ns_ : UINT64_MAX, silence_ns_ != 0 ? silence_ns_ : UINT64_MAX);
+    const uint64_t slice_us = std::clamp<uint64_t>(limit_ns / 4000, 200, sleep_slice_us);
     int spins = 0;
-    while (!stop_.load(std::memory_order_seq_cst)) {
+    for (;;) {
+        if (away_.load(std::memory_order_seq_cst) != 0 || stop_.load(std::memory_order_seq_cst)) {
+            if (may_leave(workers_[number - 1])) return;
+            watch = Watch{};
+        }
         if (take_one(env, true)) {
             spins = 0;
+            if (silence_ns_ != 0) look_around(false);
         } else if (++spins < spins_before_sleep) {
             cpu_relax();
         } else {
-            work_.sleep(sleep_slice_us, [&] { return !ring_.empty() || stop_.load(std::memory_order_seq_cst); });
+            work_.sleep(slice_us, [&] { return !ring_.empty() || away_.load() != 0 || stop_.load(std::memory_order_seq_cst); });
             spins = 0;
+            if (limit_ns != UINT64_MAX) look_around(ring_.completed() >= ring_.tail());
         }
     }
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <memory>
@@ -26,15 +27,41 @@ struct TaskError {
     std::string text;
 };
 
+// What is counted of one operator.  `ns` are the newest run times that were measured (every 256th ticket is).
+struct OperatorCounts {
+    uint64_t calls, failures, samples;
+    std::vector<uint32_t> ns;
+};
+
+// Why the workers are away; see task.h.
+enum class Away : uint32_t { no = 0, asked = 1, idle = 2, silent = 3 };
+
+struct Options {
+    uint64_t first_ticket = 0;
+    uint32_t operators = 4096;  // places in the table; the shipped `sequence` has one of its own after them
+    uint64_t idle_ns = 0;       // workers leave when nothing was submitted for so long; 0 = never
+    uint64_t silence_ns = 0;    // workers leave when the host gave no sign of life for so long; 0 = never
+};
+
 class Executor {
   public:
-    static constexpr uint32_t default_operators = 4096, most_operators = 1u << 20;
+    static constexpr uint32_t most_operators = 1u << 20;
 
-    // `operators`: places in the table for those who register; the shipped `sequence` has one of its own after them.
-    Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0, uint32_t operators = default_operators);
+    Executor(uint32_t capacity, uint32_t workers, const Options& options);
+    Executor(uint32_t capacity, uint32_t workers, uint64_t first_ticket = 0) : Executor(capacity, workers, Options{first_ticket}) {}
     ~Executor();
-    // Ends the workers; returns when the tasks that they are running have ended.  Tasks that wait for others are not run.
-    void stop();
+    // Ends the workers; returns when the tasks that they are running have ended, or false at the deadline.  Then a
+    // worker still runs a task: the executor must stay where it is for ever.  Tasks that wait for others are not run.
+    bool stop(Clock::time_point deadline = Clock::time_point::max());
+
+    // park: no task starts any more, those that run are waited for, the workers end.  With `drain` the tasks that were
+    // submitted before are run first.  False at the deadline: then nothing has changed.  Submissions stay in the ring.
+    bool park(bool drain, Clock::time_point deadline);
+    // Starts the workers where they stopped; nothing when they are there.
+    void resume();
+    Away away() const { return static_cast<Away>(away_.load(std::memory_order_seq_cst)); }
+    // A sign of life of the host; brings workers back that left for want of one.
+    void beat();
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
@@ -50,8 +77,8 @@ class Executor {
     // Submits one task; 0 when the ring stays full until the deadline.  Throws std::invalid_argument if `after` names a
     // ticket that was not given out: it would never run.
     uint64_t submit(const ol_task& task, Clock::time_point deadline);
-    // Waits until `ticket` is done, running tasks meanwhile; false at the deadline.
-    bool wait(uint64_t ticket, Clock::time_point deadline);
+    // Waits until `ticket` is done, running tasks meanwhile if `assist`; false at the deadline.
+    bool wait(uint64_t ticket, Clock::time_point deadline, bool assist = true);
     // Submits a plan (`after` counts tasks of the plan from 1) and waits for all of it.
     // Returns OL_OK, the first failing status with `error` filled, or 1 at the deadline.  Then tasks that were not
     // started will not be run, but one that was goes on: what the plan points to must outlive it.
@@ -74,7 +101,11 @@ class Executor {
     uint64_t completed() const { return ring_.completed(); }
     uint64_t tail() const { return ring_.tail(); }
     uint32_t capacity() const { return ring_.capacity(); }
-    uint32_t workers() const { return static_cast<uint32_t>(threads_.size()); }
+    uint32_t workers() const { return static_cast<uint32_t>(workers_.size()); }
+    uint32_t present();  // workers that have not left
+    uint64_t head() const { return ring_.head(); }
+    uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+    OperatorCounts counts(uint32_t op);
 
   private:
     struct Free {
@@ -90,10 +121,31 @@ class Executor {
         TaskError first{0, 0, 0, {}};     // its first failure; under error_mutex_
     };
 
+    struct Worker {
+        std::thread thread;
+        bool gone = true;  // it will not look at the executor again; under life_mutex_
+    };
+    // The newest run times of one operator; all words relaxed.
+    struct Samples {
+        static constexpr uint32_t kept = 14;
+        uint64_t count;
+        uint32_t ns[kept];
+    };
+    static_assert(sizeof(Samples) == sizeof(ol_slot));
+    static constexpr uint64_t sampled = 256;  // every so many tickets one is timed: two looks at the clock, 0.2 ns a task
+
+    struct Watch;
     void worker_main(uint32_t number);
+    bool may_leave(Worker& self);
+    void leave_for(Away why, uint64_t seen_tail, uint64_t seen_beats);
+    void relaunch();
+    void start_workers();  // under life_mutex_
+    bool wait_gone(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
+    void announce();
+    void sample(uint32_t op, uint64_t ns);
     bool take_one(ol_env& env, bool may_wait);
     ol_slot* entry(uint32_t op) { return op < operators_.load(std::memory_order_seq_cst) ? &slots_[op] : nullptr; }
-    template <class Done> bool wait_for(Done done, Clock::time_point deadline);
+    template <class Done> bool wait_for(Done done, Clock::time_point deadline, bool assist = true);
     uint32_t begin_plan(Clock::time_point deadline);
     bool dependency_failed(uint64_t ticket);
     void execute(const ol_task& task, ol_env& env);
@@ -110,7 +162,11 @@ class Executor {
     std::unique_ptr<char, Free> memory_;
     ol_slot* slots_;          // places_ + 1 entries; the line before them holds that number, for `sequence`
     std::atomic<uint32_t> operators_{0};
+    Samples* samples_;        // as many
     ol_executor api_{};
+    const uint64_t idle_ns_, silence_ns_;
+    std::atomic<uint64_t> beats_{0};
+    std::atomic<uint64_t> refused_{0};
     std::mutex table_mutex_;  // serialises register/swap/rollback
     Event work_, done_;
     std::atomic<bool> stop_{false};
@@ -121,7 +177,11 @@ class Executor {
     std::deque<TaskError> errors_;  // the newest failures
     uint64_t forgotten_ = 0;        // highest ticket whose failure left that list
     std::atomic<uint64_t> error_count_{0};
-    std::vector<std::thread> threads_;
+    std::atomic<uint32_t> away_{0};  // an Away; written under life_mutex_
+    std::mutex life_mutex_;          // coming and going of workers
+    std::mutex park_mutex_;          // one park or resume at a time
+    std::condition_variable gone_;
+    std::vector<Worker> workers_;
 };
 
 }  // namespace outlast

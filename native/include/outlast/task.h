@@ -20,6 +20,11 @@
  *   ring.completed    any worker, CAS forward    seq_cst; all tickets <= completed are done.  The store of
  *                     done[] and the loads that look for the next finished ticket are seq_cst, so that of two workers
  *                     which finish neighbouring tickets at once at least one sees the other's
+ *   away              why the workers left (asked, idle, silent host), 0 = they are there.  An idle worker sets it
+ *                     (seq_cst), reads ring.tail again and takes it back if that moved; who submits moves the tail,
+ *                     then reads away (both seq_cst) and starts the workers again: one of the two sees the other
+ *   beats             the host, + 1 (relaxed); a worker that sees neither beats nor ring.tail move for the time-out
+ *                     takes the host for hung, finishes its task and leaves
  *   sleepers, signal  a thread about to sleep raises sleepers (seq_cst), reads signal, looks again, then waits
  *                     on signal; whoever publishes work or a completion looks at sleepers (seq_cst) afterwards
  *
@@ -91,7 +96,8 @@ typedef struct ol_slot {
     uint32_t abi;         /* OL_ABI_VERSION of the operator's build; another value is refused */
     uint32_t reserved;
     uint64_t calls;
-    uint64_t pad[2];
+    uint64_t failures;    /* of those calls */
+    uint64_t pad;
 } ol_slot;
 
 #ifdef __cplusplus

@@ -14,5 +14,15 @@ from outlast.executor.runtime import (
     Operator,
     failure,
 )
+from outlast.executor.stats import ExecutorStats, OperatorStats
 
-__all__ = ["ABI_VERSION", "DEFAULT_CAPACITY", "MAX_PARTS", "Executor", "Operator", "failure"]
+__all__ = [
+    "ABI_VERSION",
+    "DEFAULT_CAPACITY",
+    "MAX_PARTS",
+    "Executor",
+    "ExecutorStats",
+    "Operator",
+    "OperatorStats",
+    "failure",
+]
