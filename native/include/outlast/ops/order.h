@@ -1,0 +1,143 @@
+/* sort, topk and selection by rank of short rows.
+ *
+ * An element becomes an unsigned key in the wanted order (a NaN is the largest, -0 equals 0), its index goes behind the
+ * key: all are different, so that every way of sorting them is stable.
+ */
+#ifndef OUTLAST_OPS_ORDER_H
+#define OUTLAST_OPS_ORDER_H
+#include "outlast/args_rows.h"
+#include "outlast/ops/rows.h"
+
+namespace OL_NAMESPACE {
+
+struct ol_wide_key {
+    uint64_t key;
+    uint32_t index;
+    OL_DEVICE bool operator<(const ol_wide_key &b) const { return key < b.key || (key == b.key && index < b.index); }
+};
+
+/* Elements of up to 32 bits fit into one word with their index. */
+OL_DEVICE uint32_t ol_key_of(float x) {
+    const uint32_t bits = ol_bits<uint32_t>(x == 0 ? 0.0f : x);
+    return x != x ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+OL_DEVICE uint32_t ol_key_of(uint8_t x) { return x; }
+OL_DEVICE uint32_t ol_key_of(int32_t x) { return static_cast<uint32_t>(x) ^ 0x80000000u; }
+OL_DEVICE uint64_t ol_key_of(int64_t x) { return static_cast<uint64_t>(x) ^ 0x8000000000000000ull; }
+OL_DEVICE uint64_t ol_key_of(double x) {
+    const uint64_t bits = ol_bits<uint64_t>(x == 0 ? 0.0 : x);
+    return x != x ? ~uint64_t{0} : bits >> 63 ? ~bits : bits | 0x8000000000000000ull;
+}
+OL_DEVICE uint64_t ol_indexed(uint32_t key, bool descending, uint32_t index) {
+    return static_cast<uint64_t>(descending ? ~key : key) << 32 | index;
+}
+OL_DEVICE ol_wide_key ol_indexed(uint64_t key, bool descending, uint32_t index) { return {descending ? ~key : key, index}; }
+OL_DEVICE uint32_t ol_index_of(uint64_t key) { return static_cast<uint32_t>(key); }
+OL_DEVICE uint32_t ol_index_of(const ol_wide_key &key) { return key.index; }
+
+/* Merge sort of n <= OL_SORT_MAX keys, from runs of 8 sorted by insertion; returns where the result is. */
+template <class K> OL_DEVICE K *ol_sort_keys(K *keys, K *spare, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        const int64_t stop = n - i < 8 ? n : i + 8;
+        for (int64_t j = i + 1; j < stop; ++j) {
+            const K key = keys[j];
+            int64_t k = j;
+            for (; k > i && key < keys[k - 1]; --k) keys[k] = keys[k - 1];
+            keys[k] = key;
+        }
+    }
+    for (int64_t width = 8; width < n; width *= 2) {
+        for (int64_t i = 0; i < n; i += 2 * width) {
+            const int64_t middle = n - i < width ? n : i + width, stop = n - i < 2 * width ? n : i + 2 * width;
+            int64_t a = i, b = middle, to = i;
+            while (a < middle && b < stop) { /* without a branch on the data */
+                const bool second = keys[b] < keys[a];
+                spare[to++] = second ? keys[b] : keys[a];
+                b += second;
+                a += !second;
+            }
+            while (a < middle) spare[to++] = keys[a++];
+            while (b < stop) spare[to++] = keys[b++];
+        }
+        K *other = keys;
+        keys = spare;
+        spare = other;
+    }
+    return keys;
+}
+
+/* Calls done(x, outer, inner, keys) for each row of this share, with its first a->k elements in order. */
+template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, Done done) {
+    typedef ol_compute<T> C;
+    typedef decltype(ol_indexed(ol_key_of(C{}), false, 0u)) K;
+    const bool descending = a->descending != 0;
+    const ol_share share = ol_share_of(a->outer * a->inner, block, grid);
+    for (int64_t r = share.begin; r < share.end; r += share.step) {
+        const int64_t outer = r / a->inner, inner = r % a->inner;
+        const T *x = ol_at<const T>(a->in, outer, inner);
+        K first[OL_SORT_MAX], second[OL_SORT_MAX], *keys = first, *spare = second;
+        int64_t have = 0;
+        if (a->n <= OL_SORT_MAX) {
+            for (; have < a->n; ++have)
+                keys[have] = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + have * a->in.step))), descending, static_cast<uint32_t>(have));
+            keys = ol_sort_keys(keys, spare, have);
+        } else { /* keep what can still be among the first k; when it gets too much, sort and cut */
+            K worst{};
+            bool full = false;
+            const auto cut = [&] {
+                K *sorted = ol_sort_keys(keys, spare, have);
+                if (sorted != keys) {
+                    spare = keys;
+                    keys = sorted;
+                }
+                have = have < a->k ? have : a->k;
+            };
+            for (int64_t i = 0; i < a->n; ++i) {
+                const K key = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + i * a->in.step))), descending, static_cast<uint32_t>(i));
+                if (full && !(key < worst)) continue;
+                keys[have++] = key;
+                if (have == OL_SORT_MAX) {
+                    cut();
+                    worst = keys[have - 1];
+                    full = true;
+                }
+            }
+            cut();
+        }
+        done(x, outer, inner, keys);
+    }
+}
+
+/* sort (k = n) and topk: the first k in order, and their indices */
+template <class T> OL_DEVICE int32_t ol_order(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
+    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
+        T *y = ol_at<T>(a->out, outer, inner);
+        int64_t *where = ol_at<int64_t>(a->second, outer, inner);
+        for (int64_t i = 0; i < a->k; ++i) {
+            const int64_t index = ol_index_of(keys[i]);
+            if (a->out.data) y[i * a->out.step] = x[index * a->in.step];
+            if (a->second.data) where[i * a->second.step] = index;
+        }
+    });
+    return OL_OK;
+}
+
+/* kthvalue and median: element number k - 1 in order and its index; with `flag` a NaN in the row is the result. */
+template <class T> OL_DEVICE int32_t ol_select(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
+    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
+        int64_t rank = a->k - 1;
+        if (a->flag) /* NaNs are last in order; the first of them */
+            for (int64_t i = a->n - 1; i >= 0; --i) {
+                const auto v = ol_load(x + ol_index_of(keys[i]) * a->in.step);
+                if (v == v) break;
+                rank = i;
+            }
+        const int64_t index = ol_index_of(keys[rank]);
+        if (a->out.data) *ol_at<T>(a->out, outer, inner) = x[index * a->in.step];
+        if (a->second.data) *ol_at<int64_t>(a->second, outer, inner) = index;
+    });
+    return OL_OK;
+}
+
+}  // namespace OL_NAMESPACE
+#endif
