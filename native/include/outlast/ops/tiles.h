@@ -22,7 +22,7 @@ namespace OL_NAMESPACE {
 template <class C> OL_DEVICE ol_wide<C> ol_fill(C value) { return value - ol_wide<C>{}; /* exact for -0 too */ }
 
 /* a * b + c, rounded once where the target can. */
-template <class C> OL_DEVICE ol_wide<C> ol_fma(ol_wide<C> a, ol_wide<C> b, ol_wide<C> c) {
+template <class C> OL_DEVICE ol_wide<C> ol_tile_fma(ol_wide<C> a, ol_wide<C> b, ol_wide<C> c) {
 #if defined(__AVX512F__)
     if constexpr (ol_same<C, float>) return (ol_wide<C>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
     else return (ol_wide<C>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
@@ -111,23 +111,41 @@ template <class T> OL_DEVICE void ol_tile_put(T *p, ol_wide<ol_compute<T>> v, in
  * A stage takes vectors that hold segments of w lanes and makes vectors of twice as many segments of w/2 lanes: lower
  * halves of all segments plus upper halves of all segments.  Where segments span 16-byte blocks, those of p come before
  * those of q; within blocks they are put side by side, since that is what one shuffle instruction does. */
-template <class C, int w> constexpr int ol_tree_lane(int i, int upper) {
+template <class C, int w> constexpr int ol_tree_lane(int i, int second) {
     constexpr int width = ol_width<C>, block = 16 / sizeof(C);
-    int from_q, lane;
+    int from_q, lane; /* lower + upper for p, upper + lower for q: the first summands are then a blend, which is cheaper */
     if (w > block) {
         const int segment = i / (w / 2);
         from_q = segment >= width / w;
-        lane = segment % (width / w) * w + upper * (w / 2) + i % (w / 2);
+        lane = segment % (width / w) * w + (second ^ from_q) * (w / 2) + i % (w / 2);
     } else {
         const int segment = i % block / (w / 2);
         from_q = segment >= block / w;
-        lane = i / block * block + segment % (block / w) * w + upper * (w / 2) + i % (w / 2);
+        lane = i / block * block + segment % (block / w) * w + (second ^ from_q) * (w / 2) + i % (w / 2);
     }
     return from_q * width + lane;
 }
+template <class C, int w> constexpr bool ol_tree_blends() { /* are the first summands in their own lanes? */
+    for (int i = 0; i < ol_width<C>; ++i)
+        if (ol_tree_lane<C, w>(i, 0) % ol_width<C> != i) return false;
+    return true;
+}
+template <class C, int w> constexpr unsigned ol_tree_mask() { /* lanes that come from q */
+    unsigned mask = 0;
+    for (int i = 0; i < ol_width<C>; ++i) mask |= static_cast<unsigned>(ol_tree_lane<C, w>(i, 0) >= ol_width<C>) << i;
+    return mask;
+}
 template <class C, int w, int... i>
 OL_DEVICE ol_wide<C> ol_tree_stage(ol_wide<C> p, ol_wide<C> q, std::integer_sequence<int, i...>) {
-    return __builtin_shufflevector(p, q, ol_tree_lane<C, w>(i, 0)...) + __builtin_shufflevector(p, q, ol_tree_lane<C, w>(i, 1)...);
+    const ol_wide<C> second = __builtin_shufflevector(p, q, ol_tree_lane<C, w>(i, 1)...);
+#if defined(__AVX512F__) /* left to itself, the compiler blends with the one unit that shuffles */
+    if constexpr (ol_tree_blends<C, w>()) {
+        if constexpr (ol_same<C, float>)
+            return (ol_wide<C>)_mm512_mask_blend_ps(ol_tree_mask<C, w>(), (__m512)p, (__m512)q) + second;
+        else return (ol_wide<C>)_mm512_mask_blend_pd(ol_tree_mask<C, w>(), (__m512d)p, (__m512d)q) + second;
+    }
+#endif
+    return __builtin_shufflevector(p, q, ol_tree_lane<C, w>(i, 0)...) + second;
 }
 template <class C, int vectors> OL_DEVICE ol_wide<C> ol_tree(ol_wide<C> *v) {
     if constexpr (vectors == 1) return v[0];
@@ -175,7 +193,7 @@ OL_DEVICE ol_wide<ol_compute<T>> ol_dot_tile(const T *a, int64_t a_row, const T 
                 for (int c = 0; c < at_once; ++c) {
                     const ol_wide<C> y = load(b + (clamped ? column[first + c] : (first + c) * b_column) + k, v);
                     OL_UNROLL
-                    for (int r = 0; r < R; ++r) sum[r][c][v] = ol_fma<C>(x[r], y, sum[r][c][v]);
+                    for (int r = 0; r < R; ++r) sum[r][c][v] = ol_tile_fma<C>(x[r], y, sum[r][c][v]);
                 }
             }
         };
@@ -213,15 +231,15 @@ template <class T> OL_DEVICE ol_compute<T> ol_dot_one(const T *a, const T *b, in
     for (; k + lanes <= depth; k += lanes) {
         OL_UNROLL
         for (int v = 0; v < vectors; ++v)
-            sum[v] = ol_fma<C>(ol_tile_load(a + k + v * width), ol_tile_load(b + k + v * width), sum[v]);
+            sum[v] = ol_tile_fma<C>(ol_tile_load(a + k + v * width), ol_tile_load(b + k + v * width), sum[v]);
     }
     OL_UNROLL
     for (int v = 0; v < vectors; ++v) {
         const int64_t here = depth - k - v * width;
-        if (here >= width) sum[v] = ol_fma<C>(ol_tile_load(a + k + v * width), ol_tile_load(b + k + v * width), sum[v]);
+        if (here >= width) sum[v] = ol_tile_fma<C>(ol_tile_load(a + k + v * width), ol_tile_load(b + k + v * width), sum[v]);
         else if (here > 0) {
             const int n = static_cast<int>(here);
-            sum[v] = ol_fma<C>(ol_tile_part(a + k + v * width, n), ol_tile_part(b + k + v * width, n), sum[v]);
+            sum[v] = ol_tile_fma<C>(ol_tile_part(a + k + v * width, n), ol_tile_part(b + k + v * width, n), sum[v]);
         }
     }
     OL_UNROLL
@@ -250,7 +268,7 @@ OL_DEVICE void ol_outer_tile(const A *a, int64_t a_row, int64_t a_k, const T *b,
         for (int r = 0; r < R; ++r) {
             const ol_wide<C> x = ol_fill(static_cast<C>(ol_load(a + r * a_row + k * a_k)));
             OL_UNROLL
-            for (int v = 0; v < V; ++v) sum[odd][r][v] = ol_fma<C>(x, y[v], sum[odd][r][v]);
+            for (int v = 0; v < V; ++v) sum[odd][r][v] = ol_tile_fma<C>(x, y[v], sum[odd][r][v]);
         }
     };
     int64_t k = 0;

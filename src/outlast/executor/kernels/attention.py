@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from . import Kernel
+from . import DTYPES, FLOATS, Kernel
 
-KERNELS: list[Kernel] = []
+KERNELS: list[Kernel] = [
+    Kernel(f"attention_{dtype}", "attention.h", "ol_attention_args", f"ol_attention<{DTYPES[dtype][1]}>")
+    for dtype in FLOATS
+]
