@@ -107,6 +107,11 @@ class Planner:
             self._literals[key] = Value(Buffer("literal", size=len(data), data=data), dtype, (), ())
         return self._literals[key]
 
+    def literal(self, numbers: Sequence[float | int | bool], dtype: str) -> Value:
+        """Constant numbers in one dimension."""
+        data = b"".join(literal(number, dtype) for number in numbers)
+        return Value(Buffer("literal", size=len(data), data=data), dtype, (len(numbers),), (1,))
+
     def cast(self, value: Value, dtype: str) -> Value:
         """The same elements as `dtype` (contiguous scratch if that is another type)."""
         if value.dtype == dtype:
@@ -200,7 +205,7 @@ class Planner:
             self._bind(ref, Buffer("constant", index))
         for call in trace.calls:
             self._call(call, lowering.find(call.op))
-        outputs = [self.values[one.id] if isinstance(one, TensorRef) else one for one in trace.outputs]
+        outputs = [self._returned(self.values[one.id]) if isinstance(one, TensorRef) else one for one in trace.outputs]
         mutated = {
             id(value.buffer): value.buffer
             for step in self.steps
@@ -208,6 +213,14 @@ class Planner:
             if value.buffer.kind in ("input", "constant")
         }
         return Plan(trace, self.steps, outputs, tuple(mutated.values()), self.fallbacks)
+
+    def _returned(self, value: Value) -> Value:
+        """A constant of the plan leaves it as a copy."""
+        if value.buffer.kind != "literal":
+            return value
+        out = self.empty(value.dtype, value.shape)
+        self.copy(out, value)
+        return out
 
     def _bind(self, ref: TensorRef, buffer: Buffer) -> None:
         meta = ref.meta
@@ -217,6 +230,8 @@ class Planner:
         args, kwargs = self._resolve(call.args), {key: self._resolve(one) for key, one in call.kwargs.items()}
         before = len(self.steps)
         try:
+            if call.after_dynamic:
+                raise Unsupported("a shape from here on depends on the content of a tensor")
             values = self._views(call) or self._lowered(call, lower, args, kwargs)
         except Unsupported as why:
             del self.steps[before:]

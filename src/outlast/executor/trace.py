@@ -97,8 +97,8 @@ def record(
 ) -> tuple[Trace, Any]:
     """Run `call(function)` once and record it; returns the trace and what it returned.
 
-    `inputs` are the tensors among its arguments. With `keep` tensors that existed before and are changed get their
-    content back. Raises `DataDependent`.
+    `inputs` are the tensors among its arguments. With `keep`, or when it fails, tensors that existed before and are
+    changed get their content back. Raises `DataDependent`.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -110,9 +110,11 @@ def record(
             result = call(function)
         leaves, recorder.trace.spec = pytree.tree_flatten(result)
         recorder.trace.outputs = [recorder.output(leaf) for leaf in leaves]
-    finally:
-        if keep:
-            recorder.restore()
+    except BaseException:
+        recorder.restore()
+        raise
+    if keep:
+        recorder.restore()
     return recorder.trace, result
 
 
@@ -139,7 +141,7 @@ def _recorder_type() -> type[Any]:
             self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
             self._dynamic = False
             for tensor in inputs:
-                self.trace.inputs.append(self._new(tensor))
+                self.trace.inputs.append(self._refs.get(id(tensor)) or self._new(tensor))
                 self._outside.append(tensor)
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,7 +170,8 @@ def _recorder_type() -> type[Any]:
             for tensor, ref in zip(changed, mutates, strict=True):
                 if meta_of(tensor) != ref.meta:
                     raise Refused(f"{overload_name(func)} changes the shape of its operand", why="a plan's memory is fixed")
-            if dynamic & set(func.tags):
+            masks = any(one.dtype in (torch.bool, torch.uint8) for one in operands[1:])
+            if dynamic & set(func.tags) and (func is not torch.ops.aten.index.Tensor or masks):
                 self._dynamic = True
             self.trace.calls.append(Call(func, given, named, outs, view_of, mutates, self._dynamic))
             return result

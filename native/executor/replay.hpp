@@ -1,0 +1,68 @@
+// Calls of captured functions from Python: look at the tensors, find the plan for them, patch addresses, run once.
+#pragma once
+#include "program.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+namespace outlast {
+
+// What a tensor argument must look like.
+struct TensorKey {
+    uint16_t dtype;  // DLPack's code << 8 | bits
+    std::vector<int64_t> shape, strides;
+};
+
+// One specialisation: a plan for one combination of shapes, strides, dtypes and identities of the arguments.
+struct Variant {
+    std::vector<TensorKey> inputs;
+    std::vector<uint32_t> same_as;        // argument i is the same tensor as argument same_as[i] (itself if it is the first)
+    bool alias_sensitive = false;         // it changes an argument: no other two may share memory
+    std::vector<nanobind::object> constants;
+    std::vector<TensorKey> constant_keys;
+    std::vector<uint64_t> constant_addresses;  // as of this call, under the interpreter's lock
+    std::vector<TensorKey> outputs;       // made anew for each call, contiguous
+    char form = 's';                      // what a call returns: 's' the one output, 't' a tuple, 'l' a list, 'f' what `finish` makes
+    nanobind::object finish;              // form 'f': called with (arguments, outputs)
+    nanobind::object python;              // not none: runs the call instead (plans that PyTorch takes part in)
+    Program* program = nullptr;
+    nanobind::object program_owner;
+    bool wants_grad = false;              // a constant requires grad
+    uint64_t calls = 0;
+    uint64_t used = 0;
+};
+
+class Replay {
+  public:
+    // `types`: the exact tensor types that are taken; `exchange`: address of the framework's DLPack exchange table;
+    // `miss(arguments)` is called for arguments no variant fits, `grad(arguments)` when autograd would have to record.
+    Replay(nanobind::object types, uint64_t exchange, nanobind::object grad_enabled, nanobind::object miss, nanobind::object grad,
+           double timeout_s);
+    Replay(const Replay&) = delete;
+    Replay& operator=(const Replay&) = delete;
+
+    nanobind::object call(nanobind::tuple arguments);
+    // Adds a variant, the newest first; drops the one unused for longest beyond `most`.
+    void add(Variant&& variant, size_t most);
+    void clear();
+    size_t size() const { return variants_.size(); }
+    uint64_t calls() const;
+    uint64_t misses() const { return misses_; }
+
+    static int traverse(PyObject* self, visitproc visit, void* arg);
+    static int drop(PyObject* self);
+
+  private:
+    nanobind::object run(Variant& v, const nanobind::tuple& arguments, const uint64_t* addresses);
+
+    nanobind::object types_, grad_enabled_, miss_, grad_;
+    PyTypeObject* type_[2] = {nullptr, nullptr};
+    const void* exchange_;
+    double timeout_s_;
+    std::vector<std::unique_ptr<Variant>> variants_;
+    Variant* last_ = nullptr;
+    uint64_t clock_ = 0, misses_ = 0, dropped_calls_ = 0;
+};
+
+}  // namespace outlast

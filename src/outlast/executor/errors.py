@@ -1,0 +1,19 @@
+"""What a failed step of a plan becomes."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from outlast.core.errors import OperatorFailed, TimedOut
+
+
+class IndexRefused(OperatorFailed, IndexError):
+    """An index that an operator met is out of range: eager raises IndexError too."""
+
+
+def raise_step_failure(program: Any, step: int, status: int, text: str) -> NoReturn:
+    """Raise what the status of a step stands for."""
+    if status == 1:
+        raise TimedOut("a plan is not done in time", why="an operator does not end, or the machine is overloaded")
+    kind = IndexRefused if text.startswith("index") else OperatorFailed
+    raise kind(f"step {step} of a plan failed with status {status}", why=text)

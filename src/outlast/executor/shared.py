@@ -1,0 +1,27 @@
+"""The executor that captured functions share unless they are given one."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from outlast.executor.runtime import Executor
+
+#: More threads than this do not help operators of a size that one executor is for.
+_MOST_WORKERS = 7
+_lock = threading.Lock()
+_executor: Executor | None = None
+_owner = 0
+
+
+def default_executor() -> Executor:
+    """The process's executor: callers run tasks themselves, and one worker per further core takes shares of large ones.
+
+    Made on first use, again in a forked child (threads do not survive a fork).
+    """
+    global _executor, _owner
+    with _lock:
+        if _executor is None or _owner != os.getpid():
+            workers = min(len(os.sched_getaffinity(0)) - 1, _MOST_WORKERS)
+            _executor, _owner = Executor(capacity=1024, workers=workers), os.getpid()
+        return _executor
