@@ -69,8 +69,8 @@ class PersistentKernel:
         blocks: int,
         threads: int,
         operators: int,
-        idle: float,
-        heartbeat: float,
+        idle_park_s: float | None,
+        heartbeat_timeout_s: float | None,
         cache: nvrtc.CubinCache | None,
         allow_lazy_loading: bool,
         live_load: bool,
@@ -106,8 +106,8 @@ class PersistentKernel:
                 limit = driver.api.CUlimit.CU_LIMIT_STACK_SIZE  # before the launch: it can not change under a kernel
                 driver.call("cuCtxSetLimit", limit, gates.STACK_BYTES)
                 self._memory(capacity, operators, resources, first_ticket)
-                self.ring.control.idle_ns = int(idle * 1e9)
-                self.ring.control.heartbeat_ns = int(heartbeat * 1e9)
+                self.ring.control.idle_ns = int((idle_park_s or 0.0) * 1e9)
+                self.ring.control.heartbeat_ns = int((heartbeat_timeout_s or 0.0) * 1e9)
                 self._stream = self._kept_stream(resources)
                 self._control = self._kept_stream(resources)
                 handle = driver.call("cuModuleLoadData", image)
@@ -226,13 +226,20 @@ class PersistentKernel:
             finally:
                 self.lock.release()
 
-    def revive(self) -> None:
-        """Relaunch a kernel that left by itself (idle, heartbeat) while there is work. Never blocks."""
+    @property
+    def reason(self) -> int:
+        """Why the kernel is away, as in `outlast.executor.stats.AWAY`; 0 = it is there."""
+        if self.parked or self.closed:
+            return int(layout.constants()["OL_LEFT_COMMAND"])
+        return int(self.ring.control.left[0] & 0xFF) if self._away() else 0
+
+    def revive(self, *, idle: bool = False) -> None:
+        """Relaunch a kernel that left by itself while there is work, or even without (`idle`). Never blocks."""
         if self.parked or not self._away() or not self.lock.acquire(blocking=False):
             return
         try:
             self.check()
-            if not self.parked and self._away() and self.ring.completed() < self.ring.tail:
+            if not self.parked and self._away() and (idle or self.ring.completed() < self.ring.tail):
                 if self.ring.control.left[0] & 0xFF == _LEFT_HEARTBEAT:
                     _log.warning("the persistent kernel had left: this process gave no sign of life")
                 self._ended()
@@ -352,6 +359,19 @@ class PersistentKernel:
         finally:
             with self.lock:
                 self._readers -= 1
+
+    def beat(self) -> None:
+        """Give a sign of life; the kernel's own thread does so ten times a second."""
+        with self.lock:
+            self.check()
+            self.ring.control.heartbeat += 1
+            self.revive(idle=True)
+
+    def abandon(self) -> None:
+        """Give up on a kernel that does not leave: its memory stays, and the missing heartbeat ends it later."""
+        with self.lock:
+            self.closed = True
+            self._stop.set()
 
     def close(self) -> None:
         """Give everything back. The kernel is parked, or lost."""

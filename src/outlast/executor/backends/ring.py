@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from outlast.core import layout
@@ -20,6 +20,7 @@ from outlast.executor.backends.driver import CPU_INSTEAD, Block
 
 KEPT_FAILURES = 1024
 STATUS_FAILED = -1  #: OL_FAILED
+_NOT_RUN = (layout.constants()["OL_NO_OPERATOR"], layout.constants()["OL_DEPENDENCY"])
 LINE = 128  #: bytes
 
 _SCALARS: dict[str, type[Any]] = {
@@ -69,7 +70,7 @@ class Account:
 
     calls: int = 0
     failed: int = 0
-    device_ns: int = 0
+    newest_ns: deque[int] = field(default_factory=lambda: deque(maxlen=14))  #: run times of the newest calls
 
 
 class Ring:
@@ -110,7 +111,6 @@ class Ring:
         self._ops = [0] * capacity
         self.failures: OrderedDict[int, Failure] = OrderedDict()
         self.forgotten = 0  #: highest ticket whose failure is no longer kept
-        self.failed = 0
         self.accounts: dict[int, Account] = {}
 
     def free(self) -> bool:
@@ -156,12 +156,12 @@ class Ring:
             if word >> 1 < self.done + 1:
                 break
             self.done += 1
-            account = self.accounts.setdefault(self._ops[(self.done - 1) & self._mask], Account())
-            account.calls += 1
-            account.device_ns += max(0, outcome.ended - outcome.began)
+            if outcome.status not in _NOT_RUN:
+                account = self.accounts.setdefault(self._ops[(self.done - 1) & self._mask], Account())
+                account.calls += 1
+                account.failed += word & 1
+                account.newest_ns.append(max(0, outcome.ended - outcome.began))
             if word & 1:
-                account.failed += 1
-                self.failed += 1
                 self._keep(self.done, self._failure(self.done))
         return self.done
 
