@@ -33,7 +33,7 @@ class Function:
     #: C++ by kind of compute class: "f" (f32 and f64) and "i"
     expression: Mapping[str, str]
     result: str = "x"  #: "x" or "b"
-    refuses: str = ""  #: text of the failure when the expression sets `bad`
+    refuses: str = ""  #: text of the failure when the expression for integers sets `bad`
 
     def classes(self) -> tuple[str, ...]:
         """Compute classes it exists for."""
@@ -61,8 +61,8 @@ class Function:
         result = types[self.result]
         operands = ", ".join([result, *(types[kind] for kind in self.inputs if kind != "p")])
         apply = f"ol_map<{operands}>(a, block, grid, [&]({given}) -> {result} {{ return {self.code(compute)}; }})"
-        if self.refuses:
-            body = f"bool bad = false; {apply}; if (bad) OL_FAIL(\"%s\", \"{self.refuses}\"); return OL_OK;"
+        if self.refuses and compute == "i64":
+            body = f'bool bad = false; {apply}; if (bad) OL_FAIL("%s", "{self.refuses}"); return OL_OK;'
         else:
             body = f"return {apply};"
         return Kernel(
@@ -78,9 +78,11 @@ class Function:
 _all: dict[str, Function] = {}
 
 
-def _add(name: str, inputs: str, *, f: str = "", i: str = "", both: str = "", result: str = "x", refuses: str = "") -> None:
+def _add(
+    name: str, inputs: str, *, f: str = "", i: str = "", both: str = "", result: str = "x", refuses: str = ""
+) -> None:
     expression = {kind: code for kind, code in (("f", f or both), ("i", i or both)) if code}
-    _all[name] = Function(name, inputs, expression, result, refuses if i else "")
+    _all[name] = Function(name, inputs, expression, result, refuses)
 
 
 # moves
@@ -93,11 +95,16 @@ _add("add_scaled", "xxp", f="ol_fma(z, y, x)", i="ol_wrap_add(x, ol_wrap_mul(z, 
 _add("mul", "xx", f="x * y", i="ol_wrap_mul(x, y)")
 _add("div", "xx", f="x / y")
 _ZERO = "ZeroDivisionError"  # what PyTorch says
-_add("div_trunc", "xx", f="ol_trunc(x / y)")
-_add("floor_divide", "xx", f="ol_floor_divide(x, y)")
-_add("remainder", "xx", f="ol_remainder(x, y)")
-_add("fmod", "xx", f="ol_fmod(x, y)")
-for _name, _code in (("div_trunc", "quotient"), ("floor_divide", "floor_divide"), ("remainder", "remainder"), ("fmod", "fmod")):
+_by_zero = "(bad = bad || y == 0, {}(x, y))"
+_add("div_trunc", "xx", f="ol_trunc(x / y)", i=_by_zero.format("ol_quotient"), refuses=_ZERO)
+for _name in ("floor_divide", "remainder", "fmod"):
+    _add(_name, "xx", f=f"ol_{_name}(x, y)", i=_by_zero.format(f"ol_{_name}"), refuses=_ZERO)
+for _name, _code in (
+    ("div_trunc", "quotient"),
+    ("floor_divide", "floor_divide"),
+    ("remainder", "remainder"),
+    ("fmod", "fmod"),
+):
     _all[_name] = Function(
         _name, "xx", {**_all[_name].expression, "i": f"(bad = bad || y == 0, ol_{_code}(x, y))"}, refuses=_ZERO
     )
@@ -131,9 +138,9 @@ _add("reciprocal", "x", f="C(1) / x")
 _add("reciprocal_square", "x", f="C(1) / (x * x)")
 _add("rsqrt", "x", f="C(1) / ol_sqrt(x)")
 for _name in (
-    "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-    "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "silu", "mish", "gelu", "gelu_tanh", "floor",
-    "ceil", "round", "trunc",
+    "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "silu", "mish", "gelu", "gelu_tanh",
+    "floor", "ceil", "round", "trunc",
 ):  # fmt: skip
     _add(_name, "x", f=f"ol_{_name}(x)")
 _add("frac", "x", f="x - ol_trunc(x)")
@@ -250,4 +257,3 @@ def form(function: str, dtypes: Sequence[str], outer: int, inner: Sequence[int],
     if known.data == 2 and len(known.inputs) == 2 and all(right[:2]) and all(dense[:2]) and inner[2] == 0:
         return LAST_ONE
     return GENERAL
-
