@@ -18,7 +18,7 @@ from outlast.core import layout
 from outlast.core.errors import Refused, TimedOut, UsageError
 from outlast.executor.backends import nvrtc
 from outlast.executor.backends.driver import Block, Driver
-from outlast.executor.backends.kernel import Module, PersistentKernel
+from outlast.executor.backends.kernel import PARK_S, Module, PersistentKernel
 from outlast.executor.backends.plans import DOOMED, PLANS, Plans, tasks_at
 from outlast.executor.backends.streams import Streams
 from outlast.executor.backends.table import DeviceOperator, Table
@@ -108,16 +108,19 @@ class CudaExecutor:
         """Device address of the slot table, for `ol_sequence.slots`."""
         return self._kernel.slots
 
-    def compile(self, source: str, *, name: str, defines: Mapping[str, int | str] | None = None) -> Module:
+    def compile(
+        self, source: str, *, name: str, defines: Mapping[str, int | str] | None = None, timeout: float = PARK_S
+    ) -> Module:
         """Compile operators for this device, check and load them. The kernel is away while they are loaded.
 
-        Raises `JitError` with the compiler's message, `Refused` with what does not fit under the kernel, `TimedOut` if
-        the kernel does not leave.
+        `timeout`: how long the kernel may take to end the tasks that it runs. Raises `JitError` with the compiler's
+        message, `Refused` with what does not fit under the kernel, `TimedOut` if the kernel does not leave.
         """
         kernel = self._kernel
         kernel.check()
         architecture = kernel.device.architecture
-        return kernel.load(kernel.cache.cubin(source, name=name, architecture=architecture, defines=defines), name)
+        image = kernel.cache.cubin(source, name=name, architecture=architecture, defines=defines)
+        return kernel.load(image, name, timeout)
 
     def compile_shipped(self, kernels: list[Kernel], *, name: str) -> Module:
         """Compile operators that ship with the package (`outlast.executor.kernels`) as one module."""

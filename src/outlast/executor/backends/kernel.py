@@ -304,10 +304,10 @@ class PersistentKernel:
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
-    def load(self, image: bytes, name: str) -> Module:
+    def load(self, image: bytes, name: str, timeout: float = PARK_S) -> Module:
         """Check a linked cubin against what this kernel offers and load it. Raises `Refused`, `TimedOut`."""
         entries = gates.check_operator(cubin.read(image), name, self.limits)
-        with self.quiet():
+        with self.quiet(timeout):
             handle = self.driver.call("cuModuleLoadData", image)
             try:
                 addresses = {operator: self._pointer(handle, variable) for operator, variable in entries.items()}
