@@ -41,9 +41,9 @@ typedef struct ol_nll_args {
     uint64_t in;
     uint64_t target;         /* i64 */
     uint64_t weight;         /* [classes], or 0 */
-    uint64_t out;            /* each loss, their sum or their mean */
-    uint64_t total;          /* sum of the weights that count; 0: not wanted */
-    uint64_t grad;           /* backward: gradient of `out`; 0: forward */
+    uint64_t out;            /* each loss, their sum or their mean; backward: gradient of the input, all 0 before */
+    uint64_t total;          /* sum of the weights that count, made with a sum or a mean; backward: input */
+    uint64_t grad;           /* backward: gradient of the losses or of their sum or mean */
     int64_t rows;
     int64_t classes;
     int64_t places;
@@ -55,10 +55,12 @@ typedef struct ol_nll_args {
     int64_t out_row;
     int64_t out_class;
     int64_t out_place;
+    int64_t grad_row;
+    int64_t grad_place;
     int64_t weight_stride;
     int64_t ignored;         /* target that does not count */
     uint32_t reduction;      /* 0 none, 1 mean, 2 sum */
-    uint32_t reserved;
+    uint32_t backward;
 } ol_nll_args;
 
 #ifdef __cplusplus

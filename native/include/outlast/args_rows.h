@@ -14,26 +14,22 @@
 extern "C" {
 #endif
 
-/* Where the elements [outer][n][inner] of an operand lie */
-typedef struct ol_rows_view {
-    uint64_t data;
-    int64_t outer;           /* strides */
-    int64_t step;
-    int64_t inner;
-} ol_rows_view;
-
-/* softmax and its gradient, cumsum and other scans, sort, topk */
+/* softmax and its gradient, cumsum and other scans, sort, topk, median; strides of [outer, n, inner] */
 typedef struct ol_rows_args {
-    ol_rows_view in;
-    ol_rows_view other;      /* second input: the output of which a gradient is taken */
-    ol_rows_view out;
-    ol_rows_view second;     /* indices as i64; data = 0: not wanted */
+    uint64_t in;
+    uint64_t other;          /* second input: the result of which a gradient is taken */
+    uint64_t out;
+    uint64_t second;         /* indices as i64; sort, topk, median: 0 = not wanted */
+    int64_t in_stride[3];
+    int64_t other_stride[3];
+    int64_t out_stride[3];
+    int64_t second_stride[3];
     int64_t outer;
     int64_t n;
     int64_t inner;
-    int64_t k;               /* elements that topk takes; place that select takes */
+    int64_t k;               /* elements that topk takes; rank, from 1 on, that select takes */
     uint32_t descending;
-    uint32_t flag;           /* median: a NaN wins */
+    uint32_t nan_wins;       /* select: a NaN in the row is the result */
 } ol_rows_args;
 
 /* layer_norm and rms_norm: rows of n elements without gaps inside a row */

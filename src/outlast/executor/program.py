@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.core.errors import OutlastError
 from outlast.executor import _native
-from outlast.executor.kernels import shipped
 from outlast.executor.planner import External, Plan, Step
 from outlast.executor.runtime import Executor
 from outlast.executor.values import Buffer, Value
@@ -116,7 +116,10 @@ def shipped_operator(executor: Executor, name: str) -> int:
     """Index of a shipped kernel in the executor's table, registered on first use."""
     known = executor.operators.get(name)
     if known is None:
-        known = executor.register(name, _addresses()[name])
+        address = _addresses().get(name)
+        if address is None:
+            raise OutlastError(f"the build lacks the kernel {name}", do="Reinstall outlast, or build it again.")
+        known = executor.register(name, address)
     return known.index
 
 
@@ -126,9 +129,6 @@ _table: dict[str, int] = {}
 def _addresses() -> dict[str, int]:
     if not _table:
         _table.update(_native.operators(_native.isa()))
-        missing = shipped().keys() - _table.keys()
-        if missing:
-            raise RuntimeError(f"the build lacks the kernels {sorted(missing)[:5]}; reinstall outlast")
     return _table
 
 

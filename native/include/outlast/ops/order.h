@@ -66,44 +66,61 @@ template <class K> OL_DEVICE K *ol_sort_keys(K *keys, K *spare, int64_t n) {
     return keys;
 }
 
-/* Calls done(x, outer, inner, keys) for each row of this share, with its first a->k elements in order. */
+/* Whether one of 64 elements can be among the first k: its key is below the worst of those. */
+template <class T, class Word> OL_DEVICE bool ol_any_before(const T *x, Word worst, bool descending) {
+    typedef ol_compute<T> C;
+    Word any = 0;
+    const Word flip = descending ? ~Word{0} : Word{0};
+    for (int i = 0; i < 64; ++i) any |= (ol_key_of(static_cast<C>(ol_load(x + i))) ^ flip) < worst ? 1 : 0;
+    return any != 0;
+}
+OL_DEVICE uint32_t ol_word_of(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+OL_DEVICE uint64_t ol_word_of(const ol_wide_key &key) { return key.key; }
+
+/* Calls done(x, outer, inner, keys) for each row of this share, with its first a->k elements in order.
+ *
+ * Few of many: candidates are gathered until there are `room`, then sorted and cut to k; from then on the worst of them
+ * is the bar for the rest. */
 template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, Done done) {
     typedef ol_compute<T> C;
     typedef decltype(ol_indexed(ol_key_of(C{}), false, 0u)) K;
     const bool descending = a->descending != 0;
+    const int64_t step = a->in_stride[1], n = a->n;
+    const int64_t room = n <= OL_SORT_MAX && 4 * a->k > n ? OL_SORT_MAX : a->k <= 16 ? 32 : a->k <= 128 ? 4 * a->k : OL_SORT_MAX;
     const ol_share share = ol_share_of(a->outer * a->inner, block, grid);
     for (int64_t r = share.begin; r < share.end; r += share.step) {
-        const int64_t outer = r / a->inner, inner = r % a->inner;
-        const T *x = ol_at<const T>(a->in, outer, inner);
+        const int64_t outer = a->inner == 1 ? r : r / a->inner, inner = a->inner == 1 ? 0 : r % a->inner;
+        const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
         K first[OL_SORT_MAX], second[OL_SORT_MAX], *keys = first, *spare = second;
+        K worst{};
+        bool full = false;
         int64_t have = 0;
-        if (a->n <= OL_SORT_MAX) {
-            for (; have < a->n; ++have)
-                keys[have] = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + have * a->in.step))), descending, static_cast<uint32_t>(have));
-            keys = ol_sort_keys(keys, spare, have);
-        } else { /* keep what can still be among the first k; when it gets too much, sort and cut */
-            K worst{};
-            bool full = false;
-            const auto cut = [&] {
-                K *sorted = ol_sort_keys(keys, spare, have);
-                if (sorted != keys) {
-                    spare = keys;
-                    keys = sorted;
-                }
-                have = have < a->k ? have : a->k;
-            };
-            for (int64_t i = 0; i < a->n; ++i) {
-                const K key = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + i * a->in.step))), descending, static_cast<uint32_t>(i));
+        const auto cut = [&] {
+            K *sorted = ol_sort_keys(keys, spare, have);
+            if (sorted != keys) {
+                spare = keys;
+                keys = sorted;
+            }
+            have = have < a->k ? have : a->k;
+        };
+        for (int64_t i = 0; i < n;) {
+#ifndef __CUDACC__
+            if (full && step == 1)
+                while (i + 64 <= n && !ol_any_before(x + i, ol_word_of(worst), descending)) i += 64;
+#endif
+            const int64_t stop = n - i < 64 ? n : i + 64;
+            for (; i < stop; ++i) {
+                const K key = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + i * step))), descending, static_cast<uint32_t>(i));
                 if (full && !(key < worst)) continue;
                 keys[have++] = key;
-                if (have == OL_SORT_MAX) {
+                if (have == room && i + 1 < n) {
                     cut();
                     worst = keys[have - 1];
                     full = true;
                 }
             }
-            cut();
         }
+        cut();
         done(x, outer, inner, keys);
     }
 }
@@ -111,30 +128,30 @@ template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args
 /* sort (k = n) and topk: the first k in order, and their indices */
 template <class T> OL_DEVICE int32_t ol_order(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
     ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
-        T *y = ol_at<T>(a->out, outer, inner);
-        int64_t *where = ol_at<int64_t>(a->second, outer, inner);
+        T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
+        int64_t *where = ol_at<int64_t>(a->second, a->second_stride, outer, inner);
         for (int64_t i = 0; i < a->k; ++i) {
             const int64_t index = ol_index_of(keys[i]);
-            if (a->out.data) y[i * a->out.step] = x[index * a->in.step];
-            if (a->second.data) where[i * a->second.step] = index;
+            if (a->out) y[i * a->out_stride[1]] = x[index * a->in_stride[1]];
+            if (a->second) where[i * a->second_stride[1]] = index;
         }
     });
     return OL_OK;
 }
 
-/* kthvalue and median: element number k - 1 in order and its index; with `flag` a NaN in the row is the result. */
+/* kthvalue and median: element number k - 1 in order and its index; with `nan_wins` a NaN in the row is the result. */
 template <class T> OL_DEVICE int32_t ol_select(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
     ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
         int64_t rank = a->k - 1;
-        if (a->flag) /* NaNs are last in order; the first of them */
+        if (a->nan_wins) /* NaNs are last in order; the first of them */
             for (int64_t i = a->n - 1; i >= 0; --i) {
-                const auto v = ol_load(x + ol_index_of(keys[i]) * a->in.step);
+                const auto v = ol_load(x + ol_index_of(keys[i]) * a->in_stride[1]);
                 if (v == v) break;
                 rank = i;
             }
         const int64_t index = ol_index_of(keys[rank]);
-        if (a->out.data) *ol_at<T>(a->out, outer, inner) = x[index * a->in.step];
-        if (a->second.data) *ol_at<int64_t>(a->second, outer, inner) = index;
+        if (a->out) *ol_at<T>(a->out, a->out_stride, outer, inner) = x[index * a->in_stride[1]];
+        if (a->second) *ol_at<int64_t>(a->second, a->second_stride, outer, inner) = index;
     });
     return OL_OK;
 }

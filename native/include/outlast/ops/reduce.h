@@ -429,5 +429,47 @@ template <class T> OL_DEVICE int32_t ol_logsumexp(const ol_reduce_args *a, ol_di
     return OL_OK;
 }
 
+/* Negative log likelihood of the targets.  One loss each, shared out; their sum or mean in one part. */
+template <class T> OL_DEVICE int32_t ol_nll(const ol_nll_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
+    typedef ol_compute<T> C;
+    typedef typename ol_carry_of<C>::type carry;
+    const auto *in = reinterpret_cast<const T *>(a->in), *weights = reinterpret_cast<const T *>(a->weight);
+    const auto *targets = reinterpret_cast<const int64_t *>(a->target);
+    const auto *grad = reinterpret_cast<const T *>(a->grad);
+    auto *out = reinterpret_cast<T *>(a->out);
+    const bool each = a->reduction == 0 || a->backward;
+    ol_share share = ol_share_of(a->rows * a->places, block, grid);
+    if (!each) {
+        if (block.x != 0 || threadIdx.x != 0) return OL_OK;
+        share.begin = 0;
+        share.end = a->rows * a->places;
+    }
+    carry sum = 0, total = 0;
+    for (int64_t i = share.begin; i < share.end; i += each ? share.step : 1) {
+        const int64_t row = i / a->places, place = i % a->places;
+        const int64_t target = targets[row * a->target_row + place * a->target_place];
+        const bool counts = target != a->ignored;
+        if (counts && (target < 0 || target >= a->classes))
+            OL_FAIL("target %lld is not below the number of classes, %lld", static_cast<long long>(target),
+                    static_cast<long long>(a->classes));
+        const C weight = !counts ? C{0} : weights ? ol_load(weights + target * a->weight_stride) : C{1};
+        if (a->backward) { /* `out` is all 0 before */
+            if (!counts) continue;
+            C g = a->reduction == 0 ? ol_load(grad + row * a->grad_row + place * a->grad_place) : ol_load(grad);
+            if (a->reduction == 1) g /= ol_load(reinterpret_cast<const T *>(a->total));
+            ol_store(out + row * a->out_row + target * a->out_class + place * a->out_place, -weight * g);
+            continue;
+        }
+        const C loss = counts ? -weight * ol_load(in + row * a->in_row + target * a->in_class + place * a->in_place) : C{0};
+        if (each) ol_store(out + row * a->out_row + place * a->out_place, loss);
+        sum += static_cast<carry>(loss);
+        total += static_cast<carry>(weight);
+    }
+    if (each) return OL_OK;
+    ol_store(out, static_cast<C>(a->reduction == 1 ? sum / total : sum));
+    ol_store(reinterpret_cast<T *>(a->total), static_cast<C>(total));
+    return OL_OK;
+}
+
 }  // namespace OL_NAMESPACE
 #endif

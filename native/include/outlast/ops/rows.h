@@ -20,10 +20,9 @@
 
 namespace OL_NAMESPACE {
 
-template <class T> OL_DEVICE T *ol_at(const ol_rows_view &v, int64_t outer, int64_t inner) {
-    return reinterpret_cast<T *>(v.data) + outer * v.outer + inner * v.inner;
+template <class T> OL_DEVICE T *ol_at(uint64_t data, const int64_t *stride, int64_t outer, int64_t inner) {
+    return reinterpret_cast<T *>(data) + outer * stride[0] + inner * stride[2];
 }
-template <class T> OL_DEVICE void ol_save(T *p, ol_compute<T> value) { ol_store(p, value); }
 
 /* Calls row(outer, inner) for each row of this share; or on the host, where neighbouring rows are neighbours in memory,
  * columns(outer, inner, m) for m of them. */
@@ -35,7 +34,7 @@ OL_DEVICE void ol_rows(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, Row r
         for (int64_t i = share.begin; i < share.end; ++i) row(i, int64_t{0});
         return;
     }
-    if (a->in.inner == 1 && a->out.inner == 1 && a->in.step != 1) {
+    if (a->in_stride[2] == 1 && a->out_stride[2] == 1 && a->in_stride[1] != 1) {
         for (int64_t i = share.begin; i < share.end;) {
             const int64_t outer = i / a->inner, inner = i - outer * a->inner;
             int64_t m = a->inner - inner;
@@ -60,12 +59,12 @@ template <class T, bool logarithm>
 OL_DEVICE int32_t ol_softmax(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
     typedef ol_compute<T> C;
     typedef typename ol_carry_of<C>::type carry;
-    const int64_t n = a->n, in = a->in.step, to = a->out.step;
+    const int64_t n = a->n, in = a->in_stride[1], to = a->out_stride[1];
     ol_rows(
         a, block, grid,
         [&](int64_t outer, int64_t inner) {
-            const T *x = ol_at<const T>(a->in, outer, inner);
-            T *y = ol_at<T>(a->out, outer, inner);
+            const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+            T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
 #ifndef __CUDACC__
             C run[OL_RUN];
             const C *from = nullptr;
@@ -115,8 +114,8 @@ OL_DEVICE int32_t ol_softmax(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid,
             }
         },
         [&](int64_t outer, int64_t inner, int64_t m) {
-            const T *x = ol_at<const T>(a->in, outer, inner);
-            T *y = ol_at<T>(a->out, outer, inner);
+            const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+            T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
             C most[OL_ROW_COLUMNS], total[OL_ROW_COLUMNS];
             for (int64_t k = 0; k < m; ++k) most[k] = ol_load(x + k), total[k] = 0;
             for (int64_t i = 1; i < n; ++i)
@@ -141,12 +140,12 @@ template <class T, bool logarithm>
 OL_DEVICE int32_t ol_softmax_backward(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
     typedef ol_compute<T> C;
     typedef typename ol_carry_of<C>::type carry;
-    const int64_t n = a->n, gs = a->in.step, ys = a->other.step, os = a->out.step;
+    const int64_t n = a->n, gs = a->in_stride[1], ys = a->other_stride[1], os = a->out_stride[1];
     const ol_share share = ol_share_of(a->outer * a->inner, block, grid);
     for (int64_t r = share.begin; r < share.end; r += share.step) {
         const int64_t outer = r / a->inner, inner = r % a->inner;
-        const T *g = ol_at<const T>(a->in, outer, inner), *y = ol_at<const T>(a->other, outer, inner);
-        T *to = ol_at<T>(a->out, outer, inner);
+        const T *g = ol_at<const T>(a->in, a->in_stride, outer, inner), *y = ol_at<const T>(a->other, a->other_stride, outer, inner);
+        T *to = ol_at<T>(a->out, a->out_stride, outer, inner);
         carry total = 0;
         if constexpr (logarithm) total = ol_op_sum<C>{}.template run<T>(g, gs, n);
         else {
@@ -401,12 +400,12 @@ OL_DEVICE int32_t ol_scan(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol
     typedef Operation<C> Op;
     typedef typename Op::carry carry;
     const Op op;
-    const int64_t n = a->n, in = a->in.step, to = a->out.step;
+    const int64_t n = a->n, in = a->in_stride[1], to = a->out_stride[1];
     ol_rows(
         a, block, grid,
         [&](int64_t outer, int64_t inner) {
-            const T *x = ol_at<const T>(a->in, outer, inner);
-            T *y = ol_at<T>(a->out, outer, inner);
+            const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+            T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
             carry total = Op::start;
             for (int64_t i = 0; i < n; ++i) {
                 total = op.join(total, static_cast<carry>(ol_load(x + i * in)));
@@ -414,8 +413,8 @@ OL_DEVICE int32_t ol_scan(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol
             }
         },
         [&](int64_t outer, int64_t inner, int64_t m) {
-            const T *x = ol_at<const T>(a->in, outer, inner);
-            T *y = ol_at<T>(a->out, outer, inner);
+            const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+            T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
             carry total[OL_ROW_COLUMNS];
             for (int64_t k = 0; k < m; ++k) total[k] = Op::start;
             for (int64_t i = 0; i < n; ++i)
@@ -435,15 +434,15 @@ OL_DEVICE int32_t ol_scan_extremum(const ol_rows_args *a, ol_dim3 block, ol_dim3
     const ol_share share = ol_share_of(a->outer * a->inner, block, grid);
     for (int64_t r = share.begin; r < share.end; r += share.step) {
         const int64_t outer = r / a->inner, inner = r % a->inner;
-        const T *x = ol_at<const T>(a->in, outer, inner);
-        T *y = ol_at<T>(a->out, outer, inner);
-        int64_t *where = ol_at<int64_t>(a->second, outer, inner), index = 0;
+        const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+        T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
+        int64_t *where = ol_at<int64_t>(a->second, a->second_stride, outer, inner), index = 0;
         C best = a->n > 0 ? ol_load(x) : C{};
         for (int64_t i = 0; i < a->n; ++i) {
-            const C v = ol_load(x + i * a->in.step);
+            const C v = ol_load(x + i * a->in_stride[1]);
             if (v != v || (best == best && !op.before(v, best))) best = v, index = i;
-            ol_store(y + i * a->out.step, best);
-            where[i * a->second.step] = index;
+            ol_store(y + i * a->out_stride[1], best);
+            where[i * a->second_stride[1]] = index;
         }
     }
     return OL_OK;

@@ -28,5 +28,6 @@ KERNELS: list[Kernel] = [
     *(_kernel(f"count_{t}", f"ol_count<{DTYPES[t][1]}>") for t in ORDERED),
     *(_kernel(f"norm_{t}", f"ol_norm<{DTYPES[t][1]}>") for t in FLOATS),
     *(_kernel(f"var_{t}", f"ol_var<{DTYPES[t][1]}>") for t in FLOATS),
+    *(Kernel(f"nll_{t}", "reduce.h", "ol_nll_args", f"ol_nll<{DTYPES[t][1]}>") for t in FLOATS),
     *(_kernel(f"logsumexp_{t}", f"ol_logsumexp<{DTYPES[t][1]}>") for t in FLOATS),
 ]

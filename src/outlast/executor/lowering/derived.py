@@ -26,7 +26,7 @@ def derive(op: Any, table: dict[str, Lowering]) -> Lowering | None:
     order = [arg.name for arg in schema.arguments]
     outs = {arg.name for arg in schema.arguments if arg.name in changed and arg.is_out}
 
-    def lowered(p: Planner, out: Any, *args: Any, **kwargs: Any) -> Any:
+    def lowered(p: Planner, out: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(order, args, strict=False)) | kwargs
         targets = [given[name] for name in changed]
         for target in targets:

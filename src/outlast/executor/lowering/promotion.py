@@ -48,7 +48,7 @@ def number_type(number: Number) -> str:
     return "bool" if isinstance(number, bool) else "i64" if isinstance(number, int) else DEFAULT_FLOAT
 
 
-def result_type(*operands: Operand) -> str:
+def result_type(*operands: Operand | object) -> str:
     """The type a mixed operation computes in, as `torch.result_type`."""
     best: list[str | None] = [None, None, None]
     for operand in operands:
@@ -56,17 +56,15 @@ def result_type(*operands: Operand) -> str:
             place, dtype = (0 if operand.shape else 1), operand.dtype
         elif isinstance(operand, int | float):
             place, dtype = 2, number_type(operand)
-        else:  # a complex number
-            raise Unsupported("an operand that is neither a tensor nor a real number")
+        else:  # a complex number, which no type here holds
+            raise Unsupported(f"a {type(operand).__name__} as an operand")
         known = best[place]
         best[place] = dtype if known is None else promote(known, dtype)
     # Python numbers and tensors without dimensions bring their own type only if no higher category has their kind.
     found: str | None = None
-    for dtype in best:
-        if dtype is None:
-            continue
-        if found is None or kind(dtype) > kind(found):
-            found = dtype
+    for brought in best:
+        if brought is not None and (found is None or kind(brought) > kind(found)):
+            found = brought
     if found is None:
         raise Unsupported("an operation on nothing")
     return found

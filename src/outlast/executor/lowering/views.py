@@ -106,7 +106,7 @@ _copies("aten::_reshape_copy", _same)
 _copies("aten::_reshape_alias_copy", _same)
 _copies("aten::alias_copy", _same)
 _copies("aten::detach_copy", _same)
-_copies("aten::lift_fresh_copy", _same)
+
 _copies("aten::squeeze_copy", _same)
 _copies("aten::squeeze_copy.dim", _same)
 _copies("aten::squeeze_copy.dims", _same)
