@@ -1,4 +1,4 @@
-"""Makes the modules that these tests share importable."""
+"""Makes the modules that these tests share importable, and their fixtures known."""
 
 from __future__ import annotations
 
@@ -6,3 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from backend_fixtures import backend, cubins, host_operators, toolkit
+
+__all__ = ["backend", "cubins", "host_operators", "toolkit"]

@@ -15,7 +15,7 @@ from outlast.core.errors import CorruptState
 
 _MACHINE_CUDA = 190
 _RELOCATABLE, _EXECUTABLE = 1, 2  # ELF header, e_type
-_SYMTAB, _RELA, _NOBITS = 2, 4, 8  # section header, sh_type
+_SYMTAB, _RELA, _NOBITS, _REL = 2, 4, 8, 9  # section header, sh_type
 _FUNCTION = 2  # symbol, type in the low half of st_info
 _KIND_KERNEL, _KIND_SHARED, _KIND_CONSTANT = 0x10, 0x40, 0x80  # symbol, bits of st_other
 _REGCOUNT, _FRAME_SIZE, _NUM_BARRIERS = 0x2F, 0x11, 0x4C  # attributes of .nv.info
@@ -150,11 +150,16 @@ def _filled_by(
 ) -> str | None:
     """Name of the function whose address is put at `value` of a section; None if nothing is."""
     for section in sections:
-        if section.kind == _RELA and section.info == index:
-            for offset, info, addend in struct.iter_unpack("<QQq", section.data):
-                if offset == value and info & 0xFFFFFFFF == _RELOCATION_64 and addend == 0:
-                    symbol = symbols[info >> 32]
-                    return symbol[0] if symbol[2] & 0xF == _FUNCTION else None
+        if section.kind not in (_RELA, _REL) or section.info != index:
+            continue
+        # Before sm_90 records have no addend of their own: it stands in the variable.
+        for record in struct.iter_unpack("<QQq" if section.kind == _RELA else "<QQ", section.data):
+            offset, info = record[:2]
+            stored = int.from_bytes(sections[index].data[value : value + 8], "little")
+            addend = record[2] if section.kind == _RELA else stored
+            if offset == value and info & 0xFFFFFFFF == _RELOCATION_64 and addend == 0:
+                symbol = symbols[info >> 32]
+                return symbol[0] if symbol[2] & 0xF == _FUNCTION else None
     return None
 
 
