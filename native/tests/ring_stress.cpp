@@ -363,6 +363,199 @@ void a_failed_dependency_is_seen_late(uint32_t workers) {
     settle(e);
 }
 
+// ---- everything at once --------------------------------------------------------------------------------------------
+
+ol_task sequence_task(Executor& e, ol_sequence& plan) { return task_of(e.api()->sequence, address(&plan)); }
+
+using RunOne = int32_t (*)(uint64_t, const ol_task*, double, char*, uint64_t);
+
+// Producers that submit and wait, callers that run one task or a sequence, plans, swaps, and parks, all at random.  Each
+// task counts itself in a cell of its own (plain memory: its submitter reads it after the ticket is done).
+struct Cell {
+    uint64_t ran = 0, version = 0;
+};
+
+template <size_t N> int32_t cell_op(const ol_task* task, ol_env* env) {
+    int32_t status = version_op<N>(task, env);
+    auto* cell = reinterpret_cast<Cell*>(task->arg[0]);
+    cell->ran += 1;
+    cell->version = N;
+    return status;
+}
+
+template <size_t... N> std::array<ol_op_fn, versions> cell_versions(std::index_sequence<N...>) { return {cell_op<N>...}; }
+
+void everything_at_once(uint32_t capacity, uint32_t workers, bool leaving) {
+    const auto fn = cell_versions(std::make_index_sequence<versions>{});
+    Options options{below_wrap(capacity)};
+    if (leaving) {
+        options.idle_ns = 300000;
+        options.silence_ns = 200000000;
+    }
+    Executor e(capacity, workers, options);
+    for (size_t i = 0; i < versions; ++i) unload(i);
+    load(0);
+    const uint32_t op = e.register_operator(address(fn[0]), OL_ABI_VERSION);
+    const auto* api = e.api();
+    const auto run_one = reinterpret_cast<RunOne>(api->run_one);
+    std::atomic<uint32_t> busy{0};
+    std::atomic<uint64_t> submitted{0};
+    std::vector<std::thread> threads;
+    const auto start = [&](auto body) {
+        busy.fetch_add(1);
+        threads.emplace_back([&, body, p = threads.size()] {
+            std::mt19937_64 rng(seed_value * 8191 + p);
+            body(rng);
+            busy.fetch_sub(1);
+        });
+    };
+    const auto submitting = [&](std::mt19937_64& rng) {
+        std::vector<Cell> cells(600 * scale);
+        std::vector<uint64_t> tickets;
+        for (Cell& cell : cells) {
+            const uint64_t ticket = e.submit(task_of(op, address(&cell), rng() % 16 == 0 ? 300 : 0), in(plenty));
+            if (ticket == 0) broken("a place in the ring never came free");
+            tickets.push_back(ticket);
+            if (rng() % 4 == 0 && !e.wait(tickets[rng() % tickets.size()], in(plenty), workers == 0 || rng() % 2 == 0))
+                broken("a ticket does not end");
+            if (leaving && rng() % 64 == 0) std::this_thread::sleep_for(milliseconds(1));  // workers leave meanwhile
+        }
+        for (uint64_t ticket : tickets) {
+            if (!e.wait(ticket, in(plenty))) broken("a ticket does not end");
+            if (e.status(ticket) != OL_OK) broken("a task failed");
+        }
+        for (const Cell& cell : cells)
+            if (cell.ran != 1) broken("a task ran %llu times", static_cast<unsigned long long>(cell.ran));
+        submitted.fetch_add(cells.size());
+    };
+    const auto calling = [&](std::mt19937_64& rng) {
+        Cell cell;
+        char text[240] = "";
+        for (uint32_t i = 1; i <= 1500 * scale; ++i) {
+            const ol_task task = task_of(op, address(&cell), rng() % 16 == 0 ? 300 : 0);
+            const int32_t status = run_one(api->self, &task, 100.0, text, sizeof text);
+            if (status != OL_OK) broken("a call ends with %d: %s", status, text);
+            if (cell.ran != i) broken("call %u ran %llu times", i, static_cast<unsigned long long>(cell.ran));
+        }
+        submitted.fetch_add(1500 * scale);
+    };
+    const auto sequences = [&](std::mt19937_64& rng) {
+        std::array<Cell, 9> cells{};
+        std::vector<ol_step> steps;
+        for (Cell& cell : cells) steps.push_back({op, static_cast<uint32_t>(steps.size()), address(&cell)});
+        std::array<uint64_t, 10> times{};
+        ol_sequence plan{address(steps.data()), static_cast<uint32_t>(steps.size()), 0, api->slots, rng() % 2 ? address(times.data()) : 0, 0};
+        for (uint32_t i = 1; i <= 400 * scale; ++i) {
+            const ol_task task = sequence_task(e, plan);
+            if (run_one(api->self, &task, 100.0, nullptr, 0) != OL_OK) broken("a sequence fails");
+            if (plan.runs != i) broken("a sequence counts %llu runs of %u", static_cast<unsigned long long>(plan.runs), i);
+            for (const Cell& cell : cells)
+                if (cell.ran != i) broken("a step ran %llu times in %u runs", static_cast<unsigned long long>(cell.ran), i);
+        }
+        submitted.fetch_add(400 * scale);
+    };
+    const auto plans = [&](std::mt19937_64& rng) {
+        std::array<Cell, 7> cells{};
+        for (uint32_t i = 1; i <= 60 * scale; ++i) {
+            std::vector<ol_task> tasks;
+            for (Cell& cell : cells) tasks.push_back(task_of(op, address(&cell), 0, 0, rng() % (tasks.size() + 1)));
+            TaskError error{0, 0, 0, ""};
+            if (e.run(tasks.data(), tasks.size(), in(plenty), error) != OL_OK) broken("a plan fails: %s", error.text.c_str());
+            for (const Cell& cell : cells)
+                if (cell.ran != i) broken("a task of a plan ran %llu times in %u runs", static_cast<unsigned long long>(cell.ran), i);
+        }
+        submitted.fetch_add(60 * scale * cells.size());
+    };
+    start(submitting);
+    start(submitting);
+    start(calling);
+    start(calling);
+    start(sequences);
+    start(plans);
+    std::thread publisher([&] {
+        std::mt19937_64 rng(seed_value + 1);
+        size_t active = 0, other = versions;
+        while (busy.load() != 0) {
+            size_t next = rng() % versions;
+            while (next == active || next == other) next = (next + 1) % versions;
+            load(next);
+            if (e.swap(op, address(fn[next]), OL_ABI_VERSION, in(plenty)) == 0) broken("a swap timed out");
+            if (other != versions) unload(other);
+            other = std::exchange(active, next);
+            if (rng() % 4 == 0) {
+                if (e.rollback(op, in(plenty)) == 0) broken("a rollback timed out");
+                std::swap(active, other);
+            }
+            std::this_thread::yield();
+        }
+    });
+    std::thread parking([&] {
+        std::mt19937_64 rng(seed_value + 2);
+        while (busy.load() != 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(rng() % 3000));
+            if (!e.park(rng() % 2 == 0, in(plenty))) broken("a park timed out");
+            const uint64_t cursor = e.head();
+            if (e.completed() != cursor) broken("parked at %llu with %llu done", static_cast<unsigned long long>(cursor),
+                                               static_cast<unsigned long long>(e.completed()));
+            if (e.present() != 0) broken("a worker stays on a parked executor");
+            std::this_thread::sleep_for(std::chrono::microseconds(rng() % 1000));
+            if (e.head() != cursor) broken("a task was taken from a parked executor");
+            e.resume();
+        }
+    });
+    for (auto& t : threads) t.join();
+    publisher.join();
+    parking.join();
+    settle(e);
+    if (e.executed() != submitted.load()) broken("%llu tasks done of %llu", static_cast<unsigned long long>(e.executed()),
+                                                 static_cast<unsigned long long>(submitted.load()));
+}
+
+// ---- one caller ----------------------------------------------------------------------------------------------------
+
+void a_call_assists_with_what_stands_before_it() {
+    Executor e(8, 0);
+    const uint32_t op = e.register_operator(address(count_op), OL_ABI_VERSION);
+    std::atomic<uint32_t> before{0}, own{0};
+    const auto run_one = reinterpret_cast<RunOne>(e.api()->run_one);
+    for (uint32_t ahead = 0; ahead <= 8; ++ahead) {  // at 8 the ring is full
+        before.store(0);
+        for (uint32_t i = 0; i < ahead; ++i) e.submit(task_of(op, address(&before)), in(plenty));
+        char text[32] = "";
+        const ol_task bad = task_of(op, address(&own), 7);
+        if (run_one(e.api()->self, &bad, 10.0, text, sizeof text) != -7) broken("a call behind %u tasks lost its status", ahead);
+        if (std::string(text) != "code 7") broken("a call behind %u tasks has the text %s", ahead, text);
+        if (before.load() != ahead) broken("%u of %u tasks before it ran", before.load(), ahead);
+    }
+    if (own.load() != 9) broken("a call ran twice");
+    ol_task late = task_of(op, address(&own), 0, 0, e.tail() + 5);
+    char text[240] = "";
+    if (run_one(e.api()->self, &late, 1.0, text, sizeof text) != OL_FAILED) broken("a call after a ticket that is not given out is taken");
+    late.after = e.tail();  // that one failed
+    if (run_one(e.api()->self, &late, 1.0, text, sizeof text) != OL_DEPENDENCY) broken("a call after a failed ticket runs");
+    settle(e);
+}
+
+void a_call_obeys_its_time_limit() {
+    Executor e(4, 1);
+    const uint32_t hold = e.register_operator(address(gate_op), OL_ABI_VERSION);
+    const uint32_t count = e.register_operator(address(count_op), OL_ABI_VERSION);
+    Gate gate;
+    std::atomic<uint32_t> ran{0};
+    const uint64_t held = e.submit(task_of(hold, address(&gate)), in(plenty));
+    while (!gate.entered.load()) std::this_thread::yield();
+    const auto run_one = reinterpret_cast<RunOne>(e.api()->run_one);
+    const ol_task after = task_of(count, address(&ran), 0, 0, held);
+    for (int i = 0; i < 5; ++i) {  // the fifth finds the ring full
+        const auto started = Clock::now();
+        if (run_one(e.api()->self, &after, 0.03, nullptr, 0) != 1) broken("a call did not time out");
+        if (Clock::now() - started > milliseconds(5000)) broken("a call went past its time limit");
+    }
+    gate.open.store(true);
+    settle(e);
+    if (ran.load() != 3) broken("%u of 3 calls that timed out ran later", ran.load());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -388,6 +581,13 @@ int main(int argc, char** argv) {
     a_failing_plan_stops_and_others_do_not(64, 0, 2);
     a_slow_plan_keeps_its_failure();
     a_failed_dependency_is_seen_late(2);
+    std::puts("calls");
+    a_call_assists_with_what_stands_before_it();
+    a_call_obeys_its_time_limit();
+    std::puts("everything");
+    everything_at_once(few, 2, false);
+    everything_at_once(64, 0, false);
+    everything_at_once(16, 3, true);
     std::puts("ok");
     return 0;
 }
