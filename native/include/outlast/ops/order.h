@@ -77,6 +77,48 @@ template <class T, class Word> OL_DEVICE bool ol_any_before(const T *x, Word wor
 OL_DEVICE uint32_t ol_word_of(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
 OL_DEVICE uint64_t ol_word_of(const ol_wide_key &key) { return key.key; }
 
+#ifdef __CUDACC__
+/* The keys of a row in order, without room for them: a device's threads have some kilobytes of stack at most.  Each step to
+ * the next or the previous rank looks at all elements, so that n in order cost n^2 looks; rows are short. */
+template <class T, class K> struct ol_ranks {
+    const T *x;
+    int64_t step, n;
+    bool descending;
+    int64_t rank; /* of `at`; -1 and n stand before the first and behind the last */
+    K at;
+
+    OL_DEVICE K operator[](int64_t wanted) {
+        typedef ol_compute<T> C;
+        if (rank < 0 && wanted > n / 2) rank = n; /* from the nearer end */
+        while (rank != wanted) {
+            const bool up = rank < wanted, free = rank < 0 || rank == n;
+            K best{};
+            bool found = false;
+            for (int64_t i = 0; i < n; ++i) {
+                const K key = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + i * step))), descending, static_cast<uint32_t>(i));
+                const bool beyond = free || (up ? at < key : key < at);
+                if (beyond && (!found || (up ? key < best : best < key))) {
+                    best = key;
+                    found = true;
+                }
+            }
+            at = best;
+            rank += up ? 1 : -1;
+        }
+        return at;
+    }
+};
+template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, Done done) {
+    typedef ol_compute<T> C;
+    typedef decltype(ol_indexed(ol_key_of(C{}), false, 0u)) K;
+    const ol_share share = ol_share_of(a->outer * a->inner, block, grid);
+    for (int64_t r = share.begin; r < share.end; r += share.step) {
+        const int64_t outer = r / a->inner, inner = r % a->inner;
+        const T *x = ol_at<const T>(a->in, a->in_stride, outer, inner);
+        done(x, outer, inner, ol_ranks<T, K>{x, a->in_stride[1], a->n, a->descending != 0, -1, K{}});
+    }
+}
+#else
 /* Calls done(x, outer, inner, keys) for each row of this share, with its first a->k elements in order.
  *
  * Few of many: candidates are gathered until there are `room`, then sorted and cut to k; from then on the worst of them
@@ -104,10 +146,8 @@ template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args
             have = have < a->k ? have : a->k;
         };
         for (int64_t i = 0; i < n;) {
-#ifndef __CUDACC__
             if (full && step == 1)
                 while (i + 64 <= n && !ol_any_before(x + i, ol_word_of(worst), descending)) i += 64;
-#endif
             const int64_t stop = n - i < 64 ? n : i + 64;
             for (; i < stop; ++i) {
                 const K key = ol_indexed(ol_key_of(static_cast<C>(ol_load(x + i * step))), descending, static_cast<uint32_t>(i));
@@ -124,10 +164,11 @@ template <class T, class Done> OL_DEVICE void ol_ordered_rows(const ol_rows_args
         done(x, outer, inner, keys);
     }
 }
+#endif
 
 /* sort (k = n) and topk: the first k in order, and their indices */
 template <class T> OL_DEVICE int32_t ol_order(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
-    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
+    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, auto keys) {
         T *y = ol_at<T>(a->out, a->out_stride, outer, inner);
         int64_t *where = ol_at<int64_t>(a->second, a->second_stride, outer, inner);
         for (int64_t i = 0; i < a->k; ++i) {
@@ -141,7 +182,7 @@ template <class T> OL_DEVICE int32_t ol_order(const ol_rows_args *a, ol_dim3 blo
 
 /* kthvalue and median: element number k - 1 in order and its index; with `nan_wins` a NaN in the row is the result. */
 template <class T> OL_DEVICE int32_t ol_select(const ol_rows_args *a, ol_dim3 block, ol_dim3 grid, ol_env *) {
-    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, const auto *keys) {
+    ol_ordered_rows<T>(a, block, grid, [a](const T *x, int64_t outer, int64_t inner, auto keys) {
         int64_t rank = a->k - 1;
         if (a->nan_wins) /* NaNs are last in order; the first of them */
             for (int64_t i = a->n - 1; i >= 0; --i) {

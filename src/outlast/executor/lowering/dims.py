@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 #: a kept contiguous dimension shorter than this is not worth an inner loop
 MIN_COLUMNS = 4
@@ -30,7 +31,7 @@ class Walk:
         """Elements reduced into each result."""
         return prod(size for size, _ in self.reduced)
 
-    def members(self) -> dict[str, object]:
+    def members(self) -> dict[str, Any]:
         """The members of `ol_reduce_args` that describe the walk."""
         return {
             "count": self.count,
@@ -67,7 +68,7 @@ def walk(shape: Sequence[int], stride: Sequence[int], out_stride: Sequence[int],
     return Walk(tuple(merged_kept), tuple(merged_reduced), columns)
 
 
-def _merge(dims: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, tuple[int, ...]]]:
+def _merge(dims: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, tuple[int, ...]]]:
     """Innermost first by the first stride; a dimension that continues the one inside it becomes part of it."""
     done: list[tuple[int, tuple[int, ...]]] = []
     for size, steps in sorted(dims, key=lambda dim: [abs(step) or _FAR for step in dim[1]]):
