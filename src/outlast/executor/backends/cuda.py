@@ -16,7 +16,7 @@ from typing import Any
 
 from outlast.core import layout
 from outlast.core.errors import Refused, TimedOut, UsageError
-from outlast.executor.backends import nvrtc
+from outlast.executor.backends import gates, nvrtc
 from outlast.executor.backends.driver import Block, Driver
 from outlast.executor.backends.kernel import PARK_S, Module, PersistentKernel
 from outlast.executor.backends.plans import DOOMED, PLANS, Plans, tasks_at
@@ -59,6 +59,7 @@ class CudaExecutor:
         cache: nvrtc.CubinCache | None = None,
         allow_lazy_loading: bool = False,
         live_load: bool = False,
+        stack_bytes: int = gates.STACK_BYTES,
         first_ticket: int = 0,
     ) -> None:
         """Compile the kernel for the device and launch it.
@@ -66,7 +67,8 @@ class CudaExecutor:
         `capacity`: tasks that may be outstanding, a power of two. `workers`: blocks of the kernel, 1 to 4, of `threads`
         threads. `operators`: places in the operator table. `idle_park_s`, `heartbeat_timeout_s`: when the kernel leaves
         by itself; None = never. `live_load`: load modules beside the running kernel, which may block for ever and was
-        never tried. Raises `NotPossibleHere` naming what is missing and what is possible instead.
+        never tried. `stack_bytes`: of each thread; less takes less of the device's memory, and then operators that need
+        more are refused. Raises `NotPossibleHere` naming what is missing and what is possible instead.
         """
         if idle_park_s is not None and not idle_park_s > 0:
             raise UsageError(f"idle_park_s={idle_park_s}", why="it is not a number of seconds above 0")
@@ -87,6 +89,7 @@ class CudaExecutor:
             allow_lazy_loading=allow_lazy_loading,
             live_load=live_load,
             first_ticket=first_ticket,
+            stack_bytes=stack_bytes,
         )
         self._ring = self._kernel.ring
         self._table = Table(self._kernel, operators)

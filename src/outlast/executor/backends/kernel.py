@@ -75,6 +75,7 @@ class PersistentKernel:
         allow_lazy_loading: bool,
         live_load: bool,
         first_ticket: int,
+        stack_bytes: int,
     ) -> None:
         """Build the kernel, take memory and launch. Seconds; `operators`: places of the slot table."""
         if not 1 <= blocks <= _BLOCKS_MAX:
@@ -101,10 +102,10 @@ class PersistentKernel:
             image = self.cache.cubin(
                 nvrtc.kernel_source(threads), name="persistent", architecture=self.device.architecture, operators=False
             )
-            self.limits = gates.kernel_limits(cubin.read(image))
+            self.limits = gates.kernel_limits(cubin.read(image), stack_bytes=stack_bytes)
             with self.device.current(), contextlib.ExitStack() as resources:
                 limit = driver.api.CUlimit.CU_LIMIT_STACK_SIZE  # before the launch: it can not change under a kernel
-                driver.call("cuCtxSetLimit", limit, gates.STACK_BYTES)
+                driver.call("cuCtxSetLimit", limit, stack_bytes)
                 self._memory(capacity, operators, resources, first_ticket)
                 self.ring.control.idle_ns = int((idle_park_s or 0.0) * 1e9)
                 self.ring.control.heartbeat_ns = int((heartbeat_timeout_s or 0.0) * 1e9)
