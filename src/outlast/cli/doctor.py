@@ -49,6 +49,7 @@ def findings() -> Iterator[Finding]:
     yield _kernel()
     yield from machine.findings(default_log_dir())
     yield _extensions()
+    yield from _backends()
     yield _model()
     yield from map(_extra, extras.extras())
 
@@ -64,14 +65,22 @@ def _extensions() -> Finding:
     import importlib
 
     lacking = []
-    for name in ("outlast.core._native", "outlast.checkpoint._native", "outlast.engines.native._native"):
+    for name in (f"outlast.{part}._native" for part in ("core", "checkpoint", "engines.native", "executor")):
         try:
             importlib.import_module(name)
         except ImportError as error:
             lacking.append(f"{name}: {error}")
     if lacking:
         return Finding("extensions", "missing", "; ".join(lacking), "Build them: pip install -e . (or make demo).")
-    return Finding("extensions", "ok", "core, checkpoint and native engine load")
+    return Finding("extensions", "ok", "core, checkpoint, executor and native engine load")
+
+
+def _backends() -> Iterator[Finding]:
+    """Where the executor can run."""
+    from outlast.executor import backends
+
+    for row in backends.available():
+        yield Finding(f"executor {row.backend}", "ok" if row.works else "missing", row.detail, row.advice)
 
 
 def _model() -> Finding:
