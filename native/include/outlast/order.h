@@ -50,6 +50,8 @@ OL_DEVICE uint64_t ol_exchange_if_device(uint64_t *p, uint64_t expected, uint64_
 }
 /* Between a store and a later load of another word, which none of the other orders keeps apart. */
 OL_DEVICE void ol_fence_device() { asm volatile("fence.sc.gpu;" ::: "memory"); }
+/* Between loads: what was read before is not older than what is read behind it. */
+OL_DEVICE void ol_fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 OL_DEVICE uint64_t ol_clock_ns() {
     uint64_t v;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");

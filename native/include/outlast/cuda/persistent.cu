@@ -23,6 +23,9 @@ struct ol_turn {
     uint32_t leave;    /* reason, 0 = run the task */
     int32_t status;
     const char *text;  /* set by the leader where no operator ran */
+    /* kept by the leader from task to task, so that a busy kernel reads the control lines as rarely as an idle one */
+    uint32_t looks;
+    uint64_t beat, beat_at;
 };
 
 /* Copies a task word by word: the host writes it, so nothing of it may come from a cache. */
@@ -35,9 +38,12 @@ OL_DEVICE void ol_copy_task(ol_task *to, const ol_task *from, uint64_t ticket) {
 }
 
 /* Whether the task may be claimed now; sets its status if it is not to be run. */
-OL_DEVICE bool ol_may_run(const ol_device_ring *ring, ol_device_state *state, ol_turn *turn) {
+OL_DEVICE bool ol_may_run(const ol_device_ring *ring, ol_device_state *state, ol_turn *turn, const ol_task *slot) {
     const ol_task &task = turn->task;
     if (task.op == OL_OP_GATE) {
+        /* The only address that is followed before the claim: it has to be of this task and not half of a later one. */
+        ol_fence_system();
+        if (ol_load_system(&slot->seq) != task.seq) return false;
         const uint64_t word = ol_acquire_system(reinterpret_cast<const uint64_t *>(task.arg[0]));
         return static_cast<int64_t>(word - task.arg[1]) >= 0;
     }
@@ -76,11 +82,11 @@ OL_DEVICE void ol_look_up(ol_device_ring *ring, ol_turn *turn) {
 OL_DEVICE void ol_next(ol_device_ring *ring, ol_device_state *state, ol_turn *turn) {
     const uint64_t mask = ring->capacity - 1, began = ol_clock_ns();
     ol_task *tasks = reinterpret_cast<ol_task *>(ring->tasks);
-    uint64_t beat = ol_load_system(&ring->heartbeat), beat_at = began;
     uint32_t rest = OL_REST_MIN_NS;
     turn->leave = 0;
-    for (uint32_t round = 0;; ++round) {
-        if (round % OL_LOOK_EVERY == 0 && ol_load_system(&ring->command) == OL_COMMAND_LEAVE) {
+    for (;;) {
+        const bool look = turn->looks++ % OL_LOOK_EVERY == 0;
+        if (look && ol_load_system(&ring->command) == OL_COMMAND_LEAVE) {
             turn->leave = OL_LEFT_COMMAND;
             return;
         }
@@ -91,7 +97,7 @@ OL_DEVICE void ol_next(ol_device_ring *ring, ol_device_state *state, ol_turn *tu
             turn->status = OL_OK;
             turn->text = nullptr;
             ol_copy_task(&turn->task, slot, ticket);
-            if (ol_may_run(ring, state, turn)) {
+            if (ol_may_run(ring, state, turn, slot)) {
                 if (ol_exchange_if_device(&state->head, head, ticket) != head) continue; /* another leader took it */
                 ol_release_system(&slot->seq, ticket + mask);
                 ol_look_up(ring, turn);
@@ -101,12 +107,12 @@ OL_DEVICE void ol_next(ol_device_ring *ring, ol_device_state *state, ol_turn *tu
             }
         }
         const uint64_t now = ol_clock_ns();
-        if (round % OL_LOOK_EVERY == 0) {
+        if (look) {
             const uint64_t seen = ol_load_system(&ring->heartbeat);
-            if (seen != beat) {
-                beat = seen;
-                beat_at = now;
-            } else if (ring->heartbeat_ns != 0 && now > beat_at && now - beat_at > ring->heartbeat_ns) {
+            if (seen != turn->beat) {
+                turn->beat = seen;
+                turn->beat_at = now;
+            } else if (ring->heartbeat_ns != 0 && now > turn->beat_at && now - turn->beat_at > ring->heartbeat_ns) {
                 turn->leave = OL_LEFT_HEARTBEAT;
                 return;
             }
@@ -213,7 +219,12 @@ extern "C" __global__ void __launch_bounds__(OL_THREADS) outlast_persistent(ol_d
     __shared__ ol_turn turn;
     ol_device_state *state = reinterpret_cast<ol_device_state *>(ring->state);
     const bool leader = threadIdx.x == 0;
-    if (leader) turn.env.worker = blockIdx.x;
+    if (leader) {
+        turn.env.worker = blockIdx.x;
+        turn.looks = 0;
+        turn.beat = ol_load_system(&ring->heartbeat);
+        turn.beat_at = ol_clock_ns();
+    }
     for (;;) {
         if (leader) {
             turn.env.reserved = 0;
