@@ -90,6 +90,14 @@ OL_CONVERT_THROUGH(int64_t, float, int64_t)
 OL_CONVERT_THROUGH(int64_t, double, int64_t)
 #undef OL_CONVERT_THROUGH
 
+/* For generated operators: a value as it would come back from memory of type T, and as the compute type C. */
+template <class T, class C> OL_DEVICE ol_compute<T> ol_rounded(C value) {
+    T stored;
+    ol_store(&stored, ol_convert_to<T, C>::from(value));
+    return ol_load(&stored);
+}
+template <class C, class V> OL_DEVICE C ol_as(V value) { return ol_convert_to<C, V>::from(value); }
+
 template <class C> OL_DEVICE C ol_load_as(const void *p, uint32_t dtype) {
     C value{};
     ol_with_type(dtype, [&](auto *type) {

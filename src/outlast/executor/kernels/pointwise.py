@@ -175,16 +175,17 @@ _add("bitwise_xor", "xx", i="x ^ y")
 _add("bitwise_not", "x", i="~x")
 _add("shift_left", "xx", i="ol_shift_left(x, y)")
 _add("shift_right", "xx", i="ol_shift_right(x, y)")
-# backward: x = gradient of the result, y = input or result, as PyTorch's schema has it
+# backward: x = gradient of the result, y = input or result, as PyTorch's schema has it. For a NaN these follow
+# PyTorch's vectorised loops, from which its own loops over what is left of a row differ.
 _add("threshold_backward", "xxp", both="y <= z ? C(0) : x")
 _add("sigmoid_backward", "xx", f="x * (C(1) - y) * y")
 _add("tanh_backward", "xx", f="x * (C(1) - y * y)")
 for _name in ("silu_backward", "gelu_backward", "gelu_tanh_backward", "mish_backward"):
     _add(_name, "xx", f=f"ol_{_name}(x, y)")
 _add("leaky_relu_backward", "xxp", f="y > C(0) ? x : x * z")
-_add("hardtanh_backward", "xxpp", f="y <= z || y >= w ? C(0) : x")
-_add("hardsigmoid_backward", "xx", f="y > C(-3) && y < C(3) ? x * C(1.0 / 6.0) : C(0)")
-_add("hardswish_backward", "xx", f="y <= C(-3) ? C(0) : y < C(3) ? x * (y / C(3) + C(0.5)) : x")
+_add("hardtanh_backward", "xxpp", f="y > z && y < w ? x : C(0)")
+_add("hardsigmoid_backward", "xx", f="y > C(-3) && y < C(3) ? x * C(1.0f / 6.0f) : C(0)")
+_add("hardswish_backward", "xx", f="y >= C(3) ? x : y <= C(-3) ? C(0) : x * (y / C(3) + C(0.5))")
 _add("softplus_backward", "xxpp", f="ol_softplus_backward(x, y, z, w)")
 _add("elu_backward_below", "xxpp", f="x * w * z * ol_exp(y * w)")
 _add("elu_backward_below_result", "xxpp", f="x * w * (y + z)")

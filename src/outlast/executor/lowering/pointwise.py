@@ -212,7 +212,8 @@ def _binary(function: str, *overloads: str, inplace: bool = True, only: str = ""
 
 _binary("mul", "aten::mul.Tensor", "aten::mul.Scalar")
 _binary("div", "aten::div.Tensor", "aten::div.Scalar", only="float")
-_binary("floor_divide", "aten::floor_divide", "aten::floor_divide.Scalar")
+_binary("floor_divide", "aten::floor_divide", inplace=False)
+_binary("floor_divide", "aten::floor_divide.Scalar")
 _binary("remainder", "aten::remainder.Tensor", "aten::remainder.Scalar")
 _binary("remainder", "aten::remainder.Scalar_Tensor", inplace=False)
 _binary("fmod", "aten::fmod.Tensor", "aten::fmod.Scalar")
@@ -253,7 +254,7 @@ def _div_mode(p: Planner, out: Out, x: Operand, y: Operand, rounding_mode: str |
 _EXACT_POWERS = {0.5: "sqrt", 2.0: "square", 3.0: "cube", -0.5: "rsqrt", -1.0: "reciprocal", -2.0: "reciprocal_square"}
 
 
-@_with_inplace("aten::pow.Tensor_Scalar")
+@lowers("aten::pow.Tensor_Scalar")
 def _pow_scalar(p: Planner, out: Out, x: Value, exponent: Number) -> Value:
     dtype = result_type(x, exponent)
     if exponent == 0:
@@ -265,7 +266,7 @@ def _pow_scalar(p: Planner, out: Out, x: Value, exponent: Number) -> Value:
     return apply(p, out, "pow", x, exponent, dtype=dtype)
 
 
-@_with_inplace("aten::pow.Tensor_Tensor")
+@lowers("aten::pow.Tensor_Tensor")
 def _pow(p: Planner, out: Out, x: Operand, exponent: Operand) -> Value:
     return apply(p, out, "pow", x, exponent, dtype=result_type(x, exponent))
 
@@ -431,11 +432,6 @@ def _hardtanh(p: Planner, out: Out, x: Value, min_val: Number = -1, max_val: Num
     return apply(p, out, "clamp", x, *bounds, dtype=x.dtype)
 
 
-@_with_inplace("aten::relu6")
-def _relu6(p: Planner, out: Out, x: Value) -> Value:
-    return _hardtanh(p, out, x, 0, 6)
-
-
 @_with_inplace("aten::leaky_relu")
 def _leaky_relu(p: Planner, out: Out, x: Value, negative_slope: Number = 0.01) -> Value:
     return apply(p, out, "leaky_relu", x, negative_slope, dtype=x.dtype)
@@ -576,14 +572,14 @@ def _elu_backward(
 ) -> Value:
     """Both branches are computed, each rounded once as PyTorch rounds them, and then one is picked."""
     below, above = p.empty(x.dtype, out.shape), p.empty(x.dtype, out.shape)
-    negative = p.empty("bool", x.shape)
+    positive = p.empty("bool", x.shape)
     compute = CLASS[x.dtype]
     coefficient = p.scalar(_product(x.dtype, alpha, scale), compute)
     function = "elu_backward_below_result" if is_result else "elu_backward_below"
     p.pointwise(function, below, grad, x, coefficient, p.scalar(input_scale, compute))
     p.pointwise("mul", above, grad, p.scalar(scale, compute))
-    p.pointwise("le", negative, x, p.scalar(0, x.dtype))
-    return apply(p, out, "where", negative, below, above, dtype=x.dtype)
+    p.pointwise("gt", positive, x, p.scalar(0, x.dtype))
+    return apply(p, out, "where", positive, above, below, dtype=x.dtype)
 
 
 _NONE, _MEAN = 0, 1  # at::Reduction
