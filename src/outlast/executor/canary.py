@@ -36,7 +36,7 @@ _PARTS = 3  # a splittable operator is tried in so many parts as well: a prime, 
 
 
 @dataclass(slots=True)
-class _Example:
+class Example:
     """One example, laid out: the struct, and for each array a copy of its memory with guards."""
 
     number: int  #: from 1, as in the specification
@@ -50,7 +50,9 @@ class _Example:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
+    """What a call left behind."""
+
     status: int
     text: str
     buffers: list[bytes]
@@ -60,13 +62,18 @@ def check(spec: OperatorSpec, path: Path, where: Literal["process", "here"]) -> 
     """Run the canary of the object at `path`. Raises `Refused` with the first difference or failure."""
     if where not in ("process", "here"):
         raise UsageError(f"canary={where!r}", why='it is neither "process" nor "here"')
-    examples = _examples(spec)
+    examples = examples_of(spec)
     outcomes = _run_in_child(spec, path, examples) if where == "process" else _run_here(spec, path, examples)
+    judge(spec, examples, outcomes)
+
+
+def judge(spec: OperatorSpec, examples: list[Example], outcomes: list[Outcome]) -> None:
+    """Compare what calls left behind with what the reference does. Raises `Refused` with the first difference."""
     for example, outcome in zip(examples, outcomes, strict=True):
         name = f"example {example.number}" + (f" in {example.parts} parts" if example.parts > 1 else "")
         if outcome.status != 0:
             raise refusal(spec, f"{name}: it failed with status {outcome.status}: {outcome.text}")
-        _compare(spec, name, example, outcome)
+        compare(spec, name, example, outcome)
 
 
 def refusal(spec: OperatorSpec, why: str) -> Refused:
@@ -74,25 +81,27 @@ def refusal(spec: OperatorSpec, why: str) -> Refused:
     return Refused(f"operator {spec.name!r} was refused", why=why, do="What was active before stays active.")
 
 
-def _examples(spec: OperatorSpec) -> list[_Example]:
+def examples_of(spec: OperatorSpec) -> list[Example]:
+    """The examples of a specification, laid out; those of a splittable operator in one part and in several."""
     given = spec.canary() if callable(spec.canary) else spec.canary
     if not given:
         raise UsageError(f"operator {spec.name!r} has no canary", why="nothing would be checked before it is published")
     laid_out = []
     for number, values in enumerate(given, 1):
         try:
-            laid_out.append(_lay_out(spec, number, values, 1))
+            laid_out.append(lay_out(spec, number, values, 1))
         except UsageError as error:
             raise UsageError(f"example {number} of operator {spec.name!r}", why=str(error)) from error
         if spec.splittable:
-            laid_out.append(_lay_out(spec, number, values, _PARTS))
+            laid_out.append(lay_out(spec, number, values, _PARTS))
     return laid_out
 
 
-def _lay_out(spec: OperatorSpec, number: int, values: Sequence[Any], parts: int) -> _Example:
+def lay_out(spec: OperatorSpec, number: int, values: Sequence[Any], parts: int) -> Example:
+    """One call, with a copy of the memory of each array. Raises `UsageError` for what does not fit the signature."""
     packed, memories = spec.signature.pack(values)
     offsets, _ = spec.signature.offsets()
-    example = _Example(number, parts, values, memories, bytes(packed), [], [], {})
+    example = Example(number, parts, values, memories, bytes(packed), [], [], {})
     for index, (memory, offset) in enumerate(zip(memories, offsets, strict=True)):
         if memory is None:
             continue
@@ -108,7 +117,7 @@ def _lay_out(spec: OperatorSpec, number: int, values: Sequence[Any], parts: int)
     return example
 
 
-def _run_here(spec: OperatorSpec, path: Path, examples: list[_Example]) -> list[_Outcome]:
+def _run_here(spec: OperatorSpec, path: Path, examples: list[Example]) -> list[Outcome]:
     library = Library(path)
     try:
         abi = ctypes.c_uint32.from_address(library.symbol("outlast_abi")).value
@@ -119,13 +128,13 @@ def _run_here(spec: OperatorSpec, path: Path, examples: list[_Example]) -> list[
             status, text = canary_child.run(
                 library.symbol(spec.name), example.arguments, example.addresses, buffers, example.parts
             )
-            outcomes.append(_Outcome(status, text, [buffer.raw for buffer in buffers]))
+            outcomes.append(Outcome(status, text, [buffer.raw for buffer in buffers]))
         return outcomes
     finally:
         library.close()
 
 
-def _run_in_child(spec: OperatorSpec, path: Path, examples: list[_Example]) -> list[_Outcome]:
+def _run_in_child(spec: OperatorSpec, path: Path, examples: list[Example]) -> list[Outcome]:
     request = {
         "path": str(path),
         "symbol": spec.name,
@@ -169,9 +178,9 @@ def _run_in_child(spec: OperatorSpec, path: Path, examples: list[_Example]) -> l
     return outcomes
 
 
-def _read(spec: OperatorSpec, examples: list[_Example], answer: bytes) -> list[_Outcome]:
+def _read(spec: OperatorSpec, examples: list[Example], answer: bytes) -> list[Outcome]:
     """The whole outcomes in what the child wrote, which may have been cut short."""
-    outcomes: list[_Outcome] = []
+    outcomes: list[Outcome] = []
     at = 0
     for example in examples:
         end = answer.find(b"\n", at)
@@ -186,7 +195,7 @@ def _read(spec: OperatorSpec, examples: list[_Example], answer: bytes) -> list[_
         for length in lengths:
             buffers.append(answer[at : at + length])
             at += length
-        outcomes.append(_Outcome(int(head["status"]), str(head["text"]), buffers))
+        outcomes.append(Outcome(int(head["status"]), str(head["text"]), buffers))
     return outcomes
 
 
@@ -195,7 +204,7 @@ def _check_abi(spec: OperatorSpec, abi: int) -> None:
         raise refusal(spec, f"it was built for ABI version {abi} and this is {ABI_VERSION}")
 
 
-def _compare(spec: OperatorSpec, name: str, example: _Example, outcome: _Outcome) -> None:
+def compare(spec: OperatorSpec, name: str, example: Example, outcome: Outcome) -> None:
     """Raise `Refused` at the first argument that is not as the reference leaves it."""
     import numpy as np
 

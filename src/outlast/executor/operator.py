@@ -103,7 +103,7 @@ def compile_operator(spec: OperatorSpec, cache: JitCache | None = None) -> Path:
     except JitError as error:
         raise JitError(
             error.what,
-            why="\n" + _own_lines(spec.name, error.output),
+            why="\n" + own_lines(spec.name, error.output),
             do=f"Lines count from the start of its source. The whole text is kept at {error.source}",
             command=error.command,
             output=error.output,
@@ -111,7 +111,7 @@ def compile_operator(spec: OperatorSpec, cache: JitCache | None = None) -> Path:
         ) from error
 
 
-def _own_lines(name: str, output: str) -> str:
+def own_lines(name: str, output: str) -> str:
     """The messages about the operator's own lines, or all of them if there are none."""
     kept: list[str] = []
     own = False
