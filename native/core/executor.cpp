@@ -251,6 +251,10 @@ uint64_t Executor::put(const ol_task& task) {
 }
 
 int32_t Executor::run_one(const ol_task& task, double timeout_s, char* text, uint64_t text_bytes) {
+    if (stop_.load(std::memory_order_relaxed)) [[unlikely]] {  // its operators may be unloaded
+        copy_text("the executor is closed", text, text_bytes);
+        return OL_FAILED;
+    }
     ol_task own = task;
     uint64_t ticket = 0;
     bool taken = false;

@@ -51,6 +51,8 @@ nb::tuple outcome(int32_t status, const Program& p, const char* text) { return n
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // Compiled graphs live in caches of Dynamo that are never emptied, so that replays outlive the module at exit.
+    nb::set_leak_warnings(false);
     m.doc() = "Shipped operators, plans in memory and replays. See outlast.executor for the typed layers.";
     m.def("isa", [] { return std::string(chosen_isa()); });
     m.def("operators", [](const std::string& isa) {
@@ -60,8 +62,10 @@ NB_MODULE(_native, m) {
         return d;
     }, "isa"_a);
 
+    m.def("set_flush", &set_flush, "hook"_a.none());
+
     nb::class_<Program>(m, "Program")
-        .def("__init__", [](Program* self, uint64_t executor, nb::bytes block, uint64_t size, const std::vector<StepTuple>& steps,
+        .def("__init__", [](Program* self, [[maybe_unused]] nb::object owner, uint64_t executor, nb::bytes block, uint64_t size, const std::vector<StepTuple>& steps,
                             const std::vector<PatchTuple>& patches, uint32_t slots, double estimate) {
             std::vector<Program::StepOf> s;
             for (const auto& [op, level, args, shares] : steps) s.push_back({op, level, args, shares});
@@ -69,7 +73,8 @@ NB_MODULE(_native, m) {
             for (const auto& [slot, at, addend] : patches) p.push_back({slot < 0 ? Program::own_block : static_cast<uint32_t>(slot), at, addend});
             new (self) Program(reinterpret_cast<const ol_executor*>(executor), std::string(block.c_str(), block.size()), size, s, p, slots);
             self->estimate = estimate;
-        }, "executor"_a, "block"_a, "size"_a, "steps"_a, "patches"_a, "slots"_a, "estimate"_a)
+        }, "owner"_a, "executor"_a, "block"_a, "size"_a, "steps"_a, "patches"_a, "slots"_a, "estimate"_a,
+           nb::keep_alive<1, 2>())  // the executor's native part outlives the plan, closed or not
         .def("bind", [](Program& p, uint32_t slot, uint64_t address) {
             if (slot >= p.slots()) throw nb::index_error("no such slot");
             p.bind(slot, address);

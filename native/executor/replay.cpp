@@ -108,7 +108,16 @@ uint64_t Replay::calls() const {
     return sum;
 }
 
+static PyObject* flush_hook = nullptr;
+
+void set_flush(nb::object hook) {
+    PyObject* before = flush_hook;
+    flush_hook = hook.is_none() ? nullptr : hook.release().ptr();
+    Py_XDECREF(before);
+}
+
 nb::object Replay::call(nb::tuple arguments) {
+    if (flush_hook != nullptr) nb::borrow(flush_hook)();
     PyObject* const* args = reinterpret_cast<PyTupleObject*>(arguments.ptr())->ob_item;
     const size_t count = arguments.size();
     if (exchange_ == nullptr || count > most_arguments) {

@@ -33,6 +33,9 @@ struct Variant {
     uint64_t used = 0;
 };
 
+// Called before a replay looks at tensors, while some may have no content yet (outlast.executor.dispatch); None = no one.
+void set_flush(nanobind::object hook);
+
 class Replay {
   public:
     // `types`: the exact tensor types that are taken; `exchange`: address of the framework's DLPack exchange table;

@@ -98,7 +98,7 @@ def assemble(plan: Plan, executor: Executor) -> Program:
                 patches.append((slot, at + offset, value.offset))
     _level(plan, slots, arena)
     native = _native.Program(
-        executor.native.api, bytes(block), size,
+        executor.native, executor.native.api, bytes(block), size,
         [(_operator(executor, step), step.level, at, step.shares) for step, at in zip(steps, args_at, strict=True)],
         patches, next_slot, sum(step.work for step in steps),
     )  # fmt: skip

@@ -267,7 +267,7 @@ class Mixed:
             bases: dict[int, torch.Tensor] = {}
             for index, tensor in enumerate((*args, *self._constants)):
                 native.bind(index, tensor.data_ptr())
-            made = [_new_output(output) for output in program.outputs]
+            made = [new_output(output) for output in program.outputs]
             for output, tensor in zip(program.outputs, made, strict=True):
                 bases[id(output.buffer)] = tensor
                 native.bind(output.slot, tensor.data_ptr())
@@ -328,23 +328,23 @@ class _Look:
         """The tensor of one value."""
         buffer = value.buffer
         if buffer.kind == "input":
-            return _view(self._args[buffer.index], value)
+            return view_of(self._args[buffer.index], value)
         if buffer.kind == "constant":
-            return _view(self._constants[buffer.index], value)
+            return view_of(self._constants[buffer.index], value)
         base = self._bases.get(id(buffer))
         if base is not None:
             if buffer.kind == "external" and value.offset == 0 and _is(value, buffer.made_by):
                 return base
-            return _view(base, value)
+            return view_of(base, value)
         at = self._program.arena[id(buffer)]
-        return _view(self._scratch, value, at)
+        return view_of(self._scratch, value, at)
 
 
 def _is(value: Value, made_by: External) -> bool:
     return any(value is out for out in made_by.outs)
 
 
-def _view(base: torch.Tensor, value: Value, shift: int = 0) -> torch.Tensor:
+def view_of(base: torch.Tensor, value: Value, shift: int = 0) -> torch.Tensor:
     """`value` as a view of its buffer's tensor; offsets count from the base's first element."""
     import torch
 
@@ -371,7 +371,7 @@ def _scratch_tensor(program: Program) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _new_output(output: Output) -> torch.Tensor:
+def new_output(output: Output) -> torch.Tensor:
     import torch
 
     value = output.value
@@ -441,11 +441,11 @@ def _finisher(plan: Plan, program: Program) -> Callable[[tuple[Any, ...], tuple[
             if not isinstance(one, Value):
                 leaves.append(one)
             elif one.buffer.kind == "input":
-                leaves.append(_view(args[one.buffer.index], one))
+                leaves.append(view_of(args[one.buffer.index], one))
             elif one.buffer.kind == "constant":
-                leaves.append(_view(constants[one.buffer.index], one))
+                leaves.append(view_of(constants[one.buffer.index], one))
             else:
-                leaves.append(_view(made[index[id(one.buffer)]], one))
+                leaves.append(view_of(made[index[id(one.buffer)]], one))
         _note_changes(plan, args)
         return pytree.tree_unflatten(leaves, plan.trace.spec)
 

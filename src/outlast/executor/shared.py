@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 
@@ -24,4 +25,10 @@ def default_executor() -> Executor:
         if _executor is None or _owner != os.getpid():
             workers = min(len(os.sched_getaffinity(0)) - 1, _MOST_WORKERS)
             _executor, _owner = Executor(capacity=1024, workers=workers), os.getpid()
+            atexit.register(_close, _executor, _owner)
         return _executor
+
+
+def _close(executor: Executor, owner: int) -> None:
+    if owner == os.getpid():
+        executor.close()
