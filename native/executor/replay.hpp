@@ -33,7 +33,7 @@ struct Variant {
     uint64_t used = 0;
 };
 
-// Called before a replay looks at tensors, while some may have no content yet (outlast.executor.dispatch); None = no one.
+// Called before a replay looks at tensors, while some may have no content yet (outlast.executor.interception); None = no one.
 void set_flush(nanobind::object hook);
 
 class Replay {

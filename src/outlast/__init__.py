@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outlast.core.errors import OutlastError as OutlastError
     from outlast.core.jit import JitCache as JitCache
     from outlast.core.memory import Memory as Memory
+    from outlast.executor.replay import capture as capture
 
 #: public name -> module that defines it
 _HOMES = {
@@ -23,9 +24,10 @@ _HOMES = {
     "Memory": "outlast.core.memory",
     "NotPossibleHere": "outlast.core.errors",
     "OutlastError": "outlast.core.errors",
+    "capture": "outlast.executor.replay",
 }
 
-__all__ = ["JitCache", "Memory", "NotPossibleHere", "OutlastError", "__version__"]
+__all__ = ["JitCache", "Memory", "NotPossibleHere", "OutlastError", "__version__", "capture"]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,11 @@ def copied(tree: Any) -> Any:
 
 
 def compare(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], executor: Executor, tolerance: tuple[float, float] | None = None
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    executor: Executor,
+    tolerance: tuple[float, float] | None = None,
 ) -> bool:
     """Run both and assert that nothing differs; False if eager refuses the arguments or the executor leaves them to it."""
     op = overload(name)
@@ -74,7 +78,13 @@ def compare(
         replay.prepare(*tensors)
         for tensor, content in zip(tensors, before, strict=True):
             torch.testing.assert_close(
-                tensor, content, rtol=0, atol=0, equal_nan=True, check_stride=False, msg=f"{name}: capture changed an argument"
+                tensor,
+                content,
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+                check_stride=False,
+                msg=f"{name}: capture changed an argument",
             )
         actual = replay(*tensors)
         assert not replay.eager, f"{name}: ran eagerly: {replay.eager}"
@@ -125,7 +135,9 @@ def _shown(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     return str(pytree.tree_map(show, (tuple(args), kwargs)))
 
 
-def forms(name: str) -> dict[str, Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]]:
+def forms(
+    name: str,
+) -> dict[str, Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]]:
     """In-place and out= forms of a functional overload, each with what turns its sample into theirs."""
     space, _, rest = name.partition("::")
     packet, _, kind = rest.partition(".")

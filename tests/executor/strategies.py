@@ -50,7 +50,9 @@ def tensors(
     """
     dtype = draw(st.sampled_from(list(dtypes)))
     shape = shapes(draw) if shape is None else shape
-    layout = draw(st.sampled_from(["plain", "plain", "transposed", "stepped", "offset", "expanded"])) if strided else "plain"
+    layout = (
+        draw(st.sampled_from(["plain", "plain", "transposed", "stepped", "offset", "expanded"])) if strided else "plain"
+    )
     seed = draw(st.integers(0, 2**31 - 1))
     if layout == "transposed" and len(shape) >= 2:
         order = draw(st.permutations(range(len(shape))))

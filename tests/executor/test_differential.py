@@ -27,7 +27,11 @@ import differential
 
 pytestmark = pytest.mark.torch
 
-CASES = int(os.environ.get("OUTLAST_DIFFERENTIAL_CASES", "100000" if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else "5000"))
+CASES = int(
+    os.environ.get(
+        "OUTLAST_DIFFERENTIAL_CASES", "100000" if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else "5000"
+    )
+)
 
 
 def _collect() -> tuple[dict[str, Callable[..., Any]], dict[str, tuple[float, float]]]:

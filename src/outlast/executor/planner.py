@@ -347,7 +347,9 @@ def collapse(operands: Sequence[Value]) -> tuple[list[int], list[list[int]]]:
     sizes: list[int] = []
     strides: list[list[int]] = [[] for _ in operands]
     for d in dims:
-        if sizes and all(mine[-1] == operand.stride[d] * shape[d] for mine, operand in zip(strides, operands, strict=True)):
+        if sizes and all(
+            mine[-1] == operand.stride[d] * shape[d] for mine, operand in zip(strides, operands, strict=True)
+        ):
             sizes[-1] *= shape[d]
             for mine, operand in zip(strides, operands, strict=True):
                 mine[-1] = operand.stride[d]

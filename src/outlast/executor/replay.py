@@ -312,7 +312,13 @@ class _Look:
         bases: dict[int, torch.Tensor],
         scratch: torch.Tensor,
     ) -> None:
-        self._program, self._args, self._constants, self._bases, self._scratch = program, args, constants, bases, scratch
+        self._program, self._args, self._constants, self._bases, self._scratch = (
+            program,
+            args,
+            constants,
+            bases,
+            scratch,
+        )
 
     def tree(self, tree: Any) -> Any:
         """Nested arguments with tensors in place of values."""

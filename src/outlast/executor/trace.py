@@ -93,7 +93,11 @@ def meta_of(tensor: torch.Tensor) -> Meta:
 
 
 def record(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor], call: Callable[[Callable[..., Any]], Any], *, keep: bool
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    call: Callable[[Callable[..., Any]], Any],
+    *,
+    keep: bool,
 ) -> tuple[Trace, Any]:
     """Run `call(function)` once and record it; returns the trace and what it returned.
 
@@ -169,7 +173,9 @@ def _recorder_type() -> type[Any]:
             outs = tuple(self._result(one) for one in flat)
             for tensor, ref in zip(changed, mutates, strict=True):
                 if meta_of(tensor) != ref.meta:
-                    raise Refused(f"{overload_name(func)} changes the shape of its operand", why="a plan's memory is fixed")
+                    raise Refused(
+                        f"{overload_name(func)} changes the shape of its operand", why="a plan's memory is fixed"
+                    )
             masks = any(one.dtype in (torch.bool, torch.uint8) for one in operands[1:])
             if dynamic & set(func.tags) and (func is not torch.ops.aten.index.Tensor or masks):
                 self._dynamic = True
@@ -202,7 +208,9 @@ def _recorder_type() -> type[Any]:
             if isinstance(tree, torch.Tensor):
                 return self._refs.get(id(tree)) or self._constant(tree)
             if isinstance(tree, list | tuple):
-                return tuple(self._seen(one) for one in tree) if isinstance(tree, tuple) else [self._seen(x) for x in tree]
+                return (
+                    tuple(self._seen(one) for one in tree) if isinstance(tree, tuple) else [self._seen(x) for x in tree]
+                )
             return tree
 
         def _result(self, one: Any) -> TensorRef | None:

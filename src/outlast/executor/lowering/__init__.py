@@ -22,7 +22,20 @@ from outlast.executor.values import Meta, Unsupported, Value
 __all__ = ["Meta", "Planner", "Unsupported", "Value", "find", "lowers", "registered"]
 
 #: modules of this package that register lowerings
-FAMILIES = ("pointwise", "movement", "views", "indexing", "advanced", "reduce", "losses", "rows", "norms", "order", "matmul", "attention")
+FAMILIES = (
+    "pointwise",
+    "movement",
+    "views",
+    "indexing",
+    "advanced",
+    "reduce",
+    "losses",
+    "rows",
+    "norms",
+    "order",
+    "matmul",
+    "attention",
+)
 
 _Lowering = TypeVar("_Lowering", bound=Callable[..., Any])
 _table: dict[str, Callable[..., Any]] = {}

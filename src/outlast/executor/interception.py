@@ -238,7 +238,11 @@ def _signature(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
     def walk(tree: Any) -> Any:
         nonlocal plain
         if isinstance(tree, torch.Tensor):
-            if type(tree) not in (torch.Tensor, torch.nn.Parameter) or tree.device.type != "cpu" or tree.layout != torch.strided:
+            if (
+                type(tree) not in (torch.Tensor, torch.nn.Parameter)
+                or tree.device.type != "cpu"
+                or tree.layout != torch.strided
+            ):
                 plain = False
                 return None
             same = next((i for i, one in enumerate(leaves) if one is tree), len(leaves))
