@@ -511,6 +511,25 @@ void everything_at_once(uint32_t capacity, uint32_t workers, bool leaving) {
                                                  static_cast<unsigned long long>(submitted.load()));
 }
 
+// Nobody helps here: a task that no worker comes back for is never run.
+void workers_that_left_come_back_for_each_task() {
+    Options options;
+    options.idle_ns = 1;  // they leave whenever they find nothing
+    Executor e(4, 2, options);
+    const uint32_t op = e.register_operator(address(count_op), OL_ABI_VERSION);
+    std::atomic<uint32_t> ran{0};
+    std::mt19937_64 rng(seed_value);
+    for (uint32_t i = 1; i <= 300 * scale; ++i) {
+        const uint64_t ticket = e.submit(task_of(op, address(&ran)), in(plenty));
+        if (!e.wait(ticket, in(20000), false)) broken("no worker came back for task %u", i);
+        // Around the moment when a worker, having slept for 200 us, makes up its mind.
+        const auto until = Clock::now() + std::chrono::microseconds(rng() % 400);
+        while (Clock::now() < until) cpu_relax();
+    }
+    settle(e);
+    if (ran.load() != 300 * scale) broken("%u tasks ran", ran.load());
+}
+
 // ---- one caller ----------------------------------------------------------------------------------------------------
 
 void a_call_assists_with_what_stands_before_it() {
@@ -588,6 +607,7 @@ int main(int argc, char** argv) {
     everything_at_once(few, 2, false);
     everything_at_once(64, 0, false);
     everything_at_once(16, 3, true);
+    workers_that_left_come_back_for_each_task();
     std::puts("ok");
     return 0;
 }
