@@ -68,7 +68,8 @@ def fuse_plan(plan: Plan, *, required: bool) -> None:
     Without a C++ compiler the plan stays as it is, or `NotPossibleHere` is raised if `required`. Raises `JitError` if
     generated code does not compile.
     """
-    groups = list(_groups(plan))
+    wanted = _Wanted(plan)
+    groups = list(_groups(plan, wanted))
     if not groups:
         return
     try:
@@ -77,7 +78,6 @@ def fuse_plan(plan: Plan, *, required: bool) -> None:
         if required:
             raise
         return
-    wanted = _Wanted(plan)
     steps: list[Step | External] = []
     after = 0
     for group in groups:
@@ -96,11 +96,11 @@ def _cache() -> jit.JitCache:
 def compile_source(source: str) -> Fused:
     """The operator of a generated source, from the JIT cache or compiled now."""
     isa = _native.isa()
-    flags = ["-fno-trapping-math"]  # as the shipped operators: branches become selects
+    flags = ["-fno-trapping-math", "-fopenmp-simd"]  # as the shipped operators: loops vectorise
     if isa == "avx512":
         flags.append("-mprefer-vector-width=512")
     # Shipped operators of the generic build have no fused multiply-add; what is generated must round as they do.
-    defines = {"OL_NO_FMA": 1} if isa == "generic" else {}
+    defines = {"OL_SIMD": 1} | ({"OL_NO_FMA": 1} if isa == "generic" else {})
     path = _cache().compile(source, name="fused", native=True, flags=flags, defines=defines)
     name = "fused-" + hashlib.sha256(source.encode()).hexdigest()[:24]
     return Fused(name, source, path)
@@ -123,16 +123,16 @@ class _Wanted:
         return value.buffer.kind != "temporary" or self.last.get(id(value.buffer), -1) > step
 
 
-def _groups(plan: Plan) -> Iterator[_Group]:
+def _groups(plan: Plan, wanted: _Wanted) -> Iterator[_Group]:
     """Groups of at least two steps, in order."""
     group: _Group | None = None
     for index, step in enumerate(plan.steps):
-        if group is not None and isinstance(step, Step) and group.take(step):
+        if group is not None and isinstance(step, Step) and group.take(step, wanted):
             continue
         if group is not None and group.count > 1:
             yield group
         group = _Group(index)
-        if not (isinstance(step, Step) and group.take(step)):
+        if not (isinstance(step, Step) and group.take(step, wanted)):
             group = None
     if group is not None and group.count > 1:
         yield group
@@ -182,8 +182,8 @@ class _Group:
     lines: list[str] = field(default_factory=list)  #: of the loop's body
     work: float = 0.0
 
-    def take(self, step: Step) -> bool:
-        """Make `step` part of the group if it can be; False leaves the group as it was."""
+    def take(self, step: Step, wanted: _Wanted) -> bool:
+        """Make `step`, the next one of the plan, part of the group if it can be; False leaves the group as it was."""
         if self.count == MAX_STEPS or not fusable(step):
             return False
         assert step.pointwise is not None
@@ -208,7 +208,8 @@ class _Group:
         seen = [o.value for o in (*self.operands, *fresh)] + list(self.written.values())
         if any(out.may_overlap(other) and _place(other) != _place(out) for other in seen):
             return False  # would change elements before all that read them are computed
-        if len(self.operands) + len(fresh) + len(self.written) + 1 > MAX_OPERANDS:
+        stored = sum(wanted.after(value, self.first + self.count) for value in self.written.values())
+        if len(self.operands) + len(fresh) + stored + 1 > MAX_OPERANDS:
             return False
         self.space, self.n = space, rows
         for operand in fresh:

@@ -81,7 +81,15 @@ OL_DEVICE double ol_erf(double x) { return ::erf(x); }
 OL_DEVICE float ol_round(float x) { return ::rintf(x); }
 OL_DEVICE double ol_round(double x) { return ::rint(x); }
 
-template <class C> OL_DEVICE bool ol_isnan(C x) { return x != x; }
+/* condition ? a : b on the bits.  Unlike a conditional expression it can not be merged with the conditions of its
+ * surroundings into a choice between choices, which GCC does not vectorise. */
+OL_DEVICE float ol_select(bool condition, float a, float b) {
+    return ol_bits<float>(ol_pick(condition, ol_bits<uint32_t>(a), ol_bits<uint32_t>(b)));
+}
+OL_DEVICE double ol_select(bool condition, double a, double b) {
+    const uint64_t mask = 0u - static_cast<uint64_t>(condition);
+    return ol_bits<double>((ol_bits<uint64_t>(a) & mask) | (ol_bits<uint64_t>(b) & ~mask));
+}
 template <class C> OL_DEVICE C ol_infinity() { return static_cast<C>(__builtin_inff()); }
 
 /* Towards zero; what does not fit becomes the smallest integer, as the x86 instructions have it. */
@@ -155,7 +163,7 @@ OL_DEVICE float ol_log_of_one_plus(float f, float e) { /* log(1 + f) + e ln 2, s
 }
 OL_DEVICE float ol_log(float x) {
     const bool tiny = x < 0x1p-126f;
-    const float scaled = tiny ? x * 0x1p23f : x;
+    const float scaled = ol_select(tiny, x * 0x1p23f, x);
     const uint32_t bits = ol_bits<uint32_t>(scaled);
     /* mantissa between sqrt(1/2) and sqrt(2) */
     const uint32_t shifted = bits - 0x3f3504f3u;
@@ -163,17 +171,18 @@ OL_DEVICE float ol_log(float x) {
     const float e = static_cast<float>(whole) - (tiny ? 23.0f : 0.0f);
     const float m = ol_bits<float>((shifted & 0x007fffffu) + 0x3f3504f3u);
     float value = ol_log_of_one_plus(m - 1.0f, e);
-    value = x == ol_infinity<float>() ? x : value;
-    value = x == 0.0f ? -ol_infinity<float>() : value;
-    return x >= 0.0f ? value : x < 0.0f ? __builtin_nanf("") : x;
+    value = ol_select(x < ol_infinity<float>(), value, x); /* infinity and NaN are their own logarithms */
+    value = ol_select(x == 0.0f, -ol_infinity<float>(), value);
+    return ol_select(x < 0.0f, __builtin_nanf(""), value);
 }
 OL_DEVICE float ol_log1p(float x) {
     const float u = 1.0f + x;
     /* what rounding lost of 1 + x; exact by Sterbenz on either side of 1 */
-    const float lost = x < 1.0f ? x - (u - 1.0f) : 1.0f - (u - x);
-    const float value = ol_log(u) + lost / u;
+    const float lost = ol_select(x < 1.0f, x - (u - 1.0f), 1.0f - (u - x));
+    const float logarithm = ol_log(u), value = logarithm + lost / u;
     /* for infinity and -1 the correction is NaN; for tiny x it is x itself, -0 included */
-    return u == 1.0f ? x : (u == ol_infinity<float>() || u <= 0.0f ? ol_log(u) : value);
+    const float plain = ol_select((u == ol_infinity<float>()) | (u <= 0.0f), logarithm, value);
+    return ol_select(u == 1.0f, x, plain);
 }
 OL_DEVICE float ol_tanh(float x) {
     const float a = ol_fabs(x), bounded = a > 10.0f ? 10.0f : a;
@@ -201,13 +210,13 @@ OL_DEVICE float ol_erf(float x) {
     g = ol_fma(g, bounded, 1.12957835f);
     g = ol_fma(g, bounded, -0.000188035934f);
     const float large = 1.0f - ol_exp(-g);
-    return ol_copysign(a < 1.0f ? small : (a != a ? a : large), x);
+    return ol_copysign(ol_select(a < 1.0f, small, ol_select(a != a, a, large)), x);
 }
 
 template <class C> OL_DEVICE C ol_sigmoid(C x) { return C(1) / (C(1) + ol_exp(-x)); }
 template <class C> OL_DEVICE C ol_silu(C x) { return x / (C(1) + ol_exp(-x)); }
 template <class C> OL_DEVICE C ol_softplus(C x, C beta, C threshold) {
-    return x * beta > threshold ? x : ol_log1p(ol_exp(x * beta)) / beta;
+    return ol_select(x * beta > threshold, x, ol_log1p(ol_exp(x * beta)) / beta);
 }
 template <class C> OL_DEVICE C ol_mish(C x) { return x * ol_tanh(ol_log1p(ol_exp(x))); }
 template <class C> OL_DEVICE C ol_gelu(C x) {
@@ -245,8 +254,8 @@ template <class C> OL_DEVICE C ol_elu_backward(C grad, C x, C slope, C scale) {
 }
 
 /* A NaN on either side wins. */
-template <class C> OL_DEVICE C ol_maximum(C x, C y) { return x != x || x > y ? x : y; }
-template <class C> OL_DEVICE C ol_minimum(C x, C y) { return x != x || x < y ? x : y; }
+template <class C> OL_DEVICE C ol_maximum(C x, C y) { return ol_select((x != x) | (x > y), x, y); }
+template <class C> OL_DEVICE C ol_minimum(C x, C y) { return ol_select((x != x) | (x < y), x, y); }
 
 /* Python's sign: that of the divisor. */
 template <class C> OL_DEVICE C ol_remainder(C x, C y) {

@@ -13,7 +13,11 @@
 #include "outlast/ops/math.h"
 #include "outlast/ops/types.h"
 
-#if defined(__clang__)
+/* Iterations of the loop that follows do not depend on each other.  With -fopenmp-simd (OL_SIMD says so) GCC also turns
+ * nested conditions into selects, without which it gives many of these loops up. */
+#if defined(OL_SIMD)
+#define OL_INDEPENDENT _Pragma("omp simd")
+#elif defined(__clang__)
 #define OL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__) && !defined(__CUDACC__)
 #define OL_INDEPENDENT _Pragma("GCC ivdep")
@@ -91,11 +95,20 @@ OL_CONVERT_THROUGH(int64_t, double, int64_t)
 #undef OL_CONVERT_THROUGH
 
 /* For generated operators: a value as it would come back from memory of type T, and as the compute type C. */
-template <class T, class C> OL_DEVICE ol_compute<T> ol_rounded(C value) {
-    T stored;
-    ol_store(&stored, ol_convert_to<T, C>::from(value));
-    return ol_load(&stored);
-}
+template <class T> struct ol_rounding {
+    template <class C> static OL_DEVICE T of(C value) { return ol_convert_to<T, C>::from(value); }
+};
+template <> struct ol_rounding<ol_half> {
+    template <class C> static OL_DEVICE float of(C value) {
+        return ol_half_to_float(ol_float_to_half(static_cast<float>(value)));
+    }
+};
+template <> struct ol_rounding<ol_bfloat> {
+    template <class C> static OL_DEVICE float of(C value) {
+        return ol_bfloat_to_float(ol_float_to_bfloat(static_cast<float>(value)));
+    }
+};
+template <class T, class C> OL_DEVICE ol_compute<T> ol_rounded(C value) { return ol_rounding<T>::of(value); }
 template <class C, class V> OL_DEVICE C ol_as(V value) { return ol_convert_to<C, V>::from(value); }
 
 template <class C> OL_DEVICE C ol_load_as(const void *p, uint32_t dtype) {
