@@ -102,7 +102,7 @@ def test_a_thousand_swaps_under_load_lose_and_tear_nothing(compiler: Compiler, t
 def test_a_first_swap_waits_for_nothing_and_names_the_ticket_that_frees_the_old_code(
     compiler: Compiler, tmp_path: Path
 ) -> None:
-    """The first swap waits for nothing even while tasks stand in the ring; the flip's ticket says when old code may go."""
+    """A swap waits for the flip before it, not for its own; whoever unloads the old code waits for that ticket."""
     cache = JitCache(tmp_path / "jit", compiler=compiler)
     library = Library(cache.compile(UNIT, name="fill", defines={"VERSION": 7}))
     with Executor() as executor:
