@@ -193,7 +193,10 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 
 @sample("linalg_vector_norm")
 def _norm(draw: DrawFn) -> Sample:
-    x = tensors(draw, FLOATS, long_shapes(draw), low=-3, high=3)
+    # Eager adds up what is not contiguous one after the other: only short ones are accurate.
+    plain = draw(st.integers(0, 3)) == 0
+    shape = long_shapes(draw) if plain else shapes(draw, largest=600)
+    x = tensors(draw, FLOATS, shape, low=-3, high=3, strided=not plain)
     order = draw(st.sampled_from([0, 1, 2, 2.0, 3, 2.5, float("inf"), float("-inf")]))
     dims = draw(st.sampled_from([None, several_dims(draw, x)]))
     return (x, order, dims, draw(st.booleans())), {}

@@ -38,6 +38,8 @@ def nll_loss_forward(
     losses, total = p.like(out[0]), p.like(out[1])
     if x.numel == 0 or target.numel == 0:
         raise Unsupported("a loss without elements")
+    if len(x.shape) == 1:
+        reduction = reduction or 2  # the loss of one row is its sum
     inputs, targets = _places(p.contiguous(x)), _targets(p, target)
     each = replace(losses, shape=targets.shape, stride=contiguous_strides(targets.shape))
     if reduction == 0 and not losses.is_contiguous:

@@ -158,6 +158,8 @@ def group_norm(
     _same_type("group_norm", x, weight, bias)
     if any(meta.dtype != x.dtype for meta in out) or x.numel == 0:
         raise Unsupported("group_norm of nothing, or with statistics of another type")
+    if not all(one is None or one.is_contiguous for one in (weight, bias)):
+        raise Unsupported("parameters that are not contiguous, which PyTorch's group_norm reads as if they were")
     results = [_into(p, meta) for meta in out]
     p.step(
         f"group_norm_{x.dtype}",

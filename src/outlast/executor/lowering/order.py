@@ -52,10 +52,12 @@ def topk(
     p: Planner, out: tuple[Meta, Meta], x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
     """The k largest or smallest in order; of equal elements the first."""
+    if not x.shape:
+        k = 1  # even if none is asked for
     most, n = layout.constants(), _length(x, dim)
     if n > most["OL_SORT_MAX"] and k > most["OL_TOPK_MAX"]:
         raise Unsupported(f"{k} elements of rows of {n}")
-    if k == 0:
+    if out[0].numel == 0:
         return p.like(out[0]), p.like(out[1])
     return _order(p, "order", out, x, dim, k, largest)
 

@@ -77,6 +77,11 @@ def comparable(p: Planner, x: Value) -> Value:
     return p.cast(x, "i32") if x.dtype in ("i8", "i16") else x
 
 
+def whole(p: Planner, x: Value, dtype: str) -> Value:
+    """The elements as the integer type `dtype`, in 64 bits. What a NaN or a large float becomes depends on the type."""
+    return p.cast(p.cast(x, dtype) if x.dtype in FLOATS else x, "i64")
+
+
 def _extremum(p: Planner, kernel: str, out: Value, x: Value, dims: Sequence[int]) -> Value:
     """amax or amin of any element type into `out`."""
     source = comparable(p, x)
@@ -98,7 +103,7 @@ def _total(p: Planner, kernel: str, out: Meta, x: Value, dims: Sequence[int]) ->
     if out.dtype == "bool":
         raise Unsupported("a sum or product as bool")
     wide = result if out.dtype == "i64" else p.empty("i64", out.shape)
-    reduce_step(p, kernel, p.cast(x, "i64"), dims, wide)
+    reduce_step(p, kernel, whole(p, x, out.dtype), dims, wide)
     if wide is not result:
         p.copy(result, wide)
     return result
@@ -184,8 +189,10 @@ def min_dim(p: Planner, out: tuple[Meta, Meta], x: Value, dim: int, keepdim: boo
 def _index(p: Planner, kernel: str, out: Meta, x: Value, dim: int | None) -> Value:
     indices, source = p.like(out), comparable(p, x)
     if dim is None:
-        source, dim = p.contiguous(source).view([x.numel]), 0
-    reduce_step(p, kernel, source, normal_dims(dim, len(source.shape)), None, indices)
+        row = p.contiguous(source).view([x.numel])
+        reduce_step(p, kernel, row, (0,), None, replace(indices, shape=(), stride=()))
+    else:
+        reduce_step(p, kernel, source, normal_dims(dim, len(x.shape)), None, indices)
     return indices
 
 

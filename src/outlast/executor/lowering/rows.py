@@ -9,7 +9,7 @@ from typing import Any
 from outlast.executor.kernels import FLOATS
 from outlast.executor.lowering import Meta, Planner, Unsupported, Value, lowers
 from outlast.executor.lowering.dims import rows_of
-from outlast.executor.lowering.reduce import comparable
+from outlast.executor.lowering.reduce import comparable, whole
 
 
 @dataclass(slots=True)
@@ -114,11 +114,48 @@ def _softmax_backward(p: Planner, kernel: str, out: Meta, grad: Value, output: V
     return result
 
 
+def _into_out(p: Planner, result: Value, target: Value) -> Value:
+    """Copy into the operand `out`."""
+    if not target.is_contiguous:
+        raise Unsupported("an out that is not contiguous, which PyTorch's softmax writes as if it were")
+    p.copy(target, result)
+    return target
+
+
+@lowers("aten::_softmax.out")
+def softmax_out(p: Planner, meta: Meta, x: Value, dim: int, half_to_float: bool = False, *, out: Value) -> Value:
+    """softmax into a given tensor."""
+    return _into_out(p, _softmax(p, "softmax", out.meta(), x, dim), out)
+
+
+@lowers("aten::_log_softmax.out")
+def log_softmax_out(p: Planner, meta: Meta, x: Value, dim: int, half_to_float: bool = False, *, out: Value) -> Value:
+    """log_softmax into a given tensor."""
+    return _into_out(p, _softmax(p, "log_softmax", out.meta(), x, dim), out)
+
+
+@lowers("aten::_softmax_backward_data.out")
+def softmax_backward_out(
+    p: Planner, meta: Meta, grad: Value, output: Value, dim: int, input_dtype: Any, *, grad_input: Value
+) -> Value:
+    """Gradient of softmax into a given tensor."""
+    result = _softmax_backward(p, "softmax_backward", grad_input.meta(), grad, output, dim)
+    return _into_out(p, result, grad_input)
+
+
+@lowers("aten::_log_softmax_backward_data.out")
+def log_softmax_backward_out(
+    p: Planner, meta: Meta, grad: Value, output: Value, dim: int, input_dtype: Any, *, out: Value
+) -> Value:
+    """Gradient of log_softmax into a given tensor."""
+    return _into_out(p, _softmax_backward(p, "log_softmax_backward", out.meta(), grad, output, dim), out)
+
+
 def _scan(p: Planner, kernel: str, out: Meta, x: Value, dim: int) -> Value:
     if out.dtype == "bool":
         raise Unsupported("a running total as bool")
     kernel_dtype = out.dtype if out.dtype in FLOATS else "i64"
-    source = p.cast(x, out.dtype) if out.dtype in FLOATS else p.cast(x, "i64")
+    source = p.cast(x, out.dtype) if out.dtype in FLOATS else whole(p, x, out.dtype)
     result: Value = row_step(p, kernel, dim, {"in": source}, {"out": out}, kernel_dtype=kernel_dtype)
     return result
 
