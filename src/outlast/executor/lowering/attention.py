@@ -22,11 +22,6 @@ _SPEED = 20.0  #: multiply-adds per nanosecond, for the estimate of a step's wor
 _PART_NS = 4000.0
 
 
-def _rows(p: Planner, value: Value) -> Value:
-    """With a contiguous last dimension."""
-    return value if value.shape[-1] <= 1 or value.stride[-1] == 1 else p.contiguous(value)
-
-
 @lowers("aten::_scaled_dot_product_flash_attention_for_cpu")
 def flash_attention(
     p: Planner,
@@ -55,12 +50,14 @@ def flash_attention(
     work = 2 * batch * heads * queries * keys * dim
     if work > LIMITS[dtype]:
         raise Unsupported(f"{work} multiply-adds of {dtype}: from {LIMITS[dtype]} on PyTorch's kernel is faster")
+    scale = dim**-0.5 if scale is None else float(scale)
+    if is_causal and not scale > 0:
+        raise Unsupported(f"causal attention with scale {scale}: PyTorch hides a key by -infinity times the scale")
     result, logsumexp = p.like(out[0]), p.like(out[1])
     if result.numel == 0:
         return result, logsumexp
-    if dim > 1 and result.stride[-1] != 1:
-        raise Unsupported("a result that is not contiguous along the head's dimension")
-    query, key, value = _rows(p, query), _rows(p, key), _rows(p, value)
+    if dim > 1 and any(one.stride[-1] != 1 for one in (query, key, value, result)):
+        raise Unsupported("attention over tensors that are not contiguous along the head's dimension")
     own, sums = result, logsumexp
     mask = None
     if attn_mask is not None:
@@ -84,7 +81,7 @@ def flash_attention(
         queries=queries,
         keys=keys,
         dim=dim,
-        scale=dim**-0.5 if scale is None else float(scale),
+        scale=scale,
         causal=int(is_causal),
         mask_kind=0 if mask is None else MASK_ADDED,
         **_members("q", query),
