@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from outlast.core.errors import Refused
 from outlast.executor.replay import Replay
 from outlast.executor.runtime import Executor
 
@@ -75,7 +76,11 @@ def compare(
         tensors = [leaf for leaf in pytree.tree_leaves(actual_args) if isinstance(leaf, torch.Tensor)]
         before = [tensor.clone() for tensor in tensors]
         replay = Replay(call, False, "recapture", executor, 4, 30.0)
-        replay.prepare(*tensors)
+        try:
+            replay.prepare(*tensors)
+        except Refused as refused:  # eager gave its out= tensor other strides, which a plan does not do
+            unsupported[name, str(refused)] += 1
+            return False
         for tensor, content in zip(tensors, before, strict=True):
             torch.testing.assert_close(
                 tensor,

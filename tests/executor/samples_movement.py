@@ -308,14 +308,6 @@ def _(draw: Draw) -> Any:
     return (x, draw(st.integers(-x.dim() - 1, x.dim()))), {}
 
 
-@sample("aten::narrow_copy")
-def _(draw: Draw) -> Any:
-    x = ranked(draw)
-    dim = dims_of(draw, x)
-    start = draw(st.integers(0, x.shape[dim]))
-    return (x, dim, start, draw(st.integers(0, x.shape[dim] - start))), {}
-
-
 @sample("aten::slice_copy.Tensor")
 def _(draw: Draw) -> Any:
     x = ranked(draw)
@@ -375,7 +367,7 @@ def _(draw: Draw) -> Any:
 
 @sample("aten::split_copy.Tensor")
 def _(draw: Draw) -> Any:
-    x = tensors(draw, shape=shapes(draw, least=1, empty=False))
+    x = tensors(draw, shape=shapes(draw, least=1, empty=False, largest=17))
     return (x, draw(st.integers(1, 4)), dims_of(draw, x)), {}
 
 
@@ -389,5 +381,5 @@ def _(draw: Draw) -> Any:
 
 @sample("aten::unbind_copy.int")
 def _(draw: Draw) -> Any:
-    x = tensors(draw, shape=shapes(draw, least=1, most=3, empty=False, largest=128))
+    x = tensors(draw, shape=shapes(draw, least=1, most=3, empty=False, largest=17))
     return (x, dims_of(draw, x)), {}

@@ -115,7 +115,7 @@ def _unsafe_put(p: Planner, out: Meta, x: Value, *rest: Any) -> Value:
 def _put_flat(p: Planner, target: Value, index: Value, source: Value, accumulate: bool = False) -> None:
     row = reshaped(p, target, (target.numel,))  # a copy if it does not lie in one row
     value = reshaped(p, source, index.shape)
-    pick = Picked(p.cast(index, "i64"), target.numel, 1, WHOLE_TENSOR)
+    pick = Picked(p.cast(index, "i64"), target.numel, row.stride[0], WHOLE_TENSOR)
     indexed(p, "index_add" if accumulate else "index_set", row, (0,) * len(index.shape), value, [pick], negative=True)
     if row.buffer is not target.buffer:
         p.copy(target, row.view(target.shape))

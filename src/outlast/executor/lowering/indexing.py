@@ -124,7 +124,7 @@ def _gather(p: Planner, out: Meta, x: Value, dim: int, index: Value, *, sparse_g
 def _take(p: Planner, out: Meta, x: Value, index: Value) -> Value:
     to = p.like(out)
     row = reshaped(p, x, (x.numel,))
-    pick = Picked(p.cast(index, "i64"), x.numel, 1, WHOLE_TENSOR)
+    pick = Picked(p.cast(index, "i64"), x.numel, row.stride[0], WHOLE_TENSOR)
     indexed(p, "index_get", row, (0,) * len(to.shape), to, [pick], negative=True)
     return to
 
