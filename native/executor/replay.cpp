@@ -1,6 +1,7 @@
 #include "replay.hpp"
 
 #include "dlpack.hpp"
+#include "outputs.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -42,25 +43,13 @@ std::pair<uint64_t, uint64_t> span(const TensorKey& key, uint64_t address) {
     return {address + static_cast<uint64_t>(low * item), address + static_cast<uint64_t>((high + 1) * item)};
 }
 
-void set_error(void*, const char* kind, const char* message) {
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyErr_Format(std::strcmp(kind, "MemoryError") == 0 ? PyExc_MemoryError : PyExc_RuntimeError, "%s", message);
-    PyGILState_Release(state);
-}
-
 const dlpack::Exchange& table(const void* exchange) { return *static_cast<const dlpack::Exchange*>(exchange); }
 
-nb::object new_tensor(const void* exchange, TensorKey& key, uint64_t& address) {
-    dlpack::Tensor like{};
-    like.device = {dlpack::cpu, 0};
-    like.ndim = static_cast<int32_t>(key.shape.size());
-    like.dtype = {static_cast<uint8_t>(key.dtype >> 8), static_cast<uint8_t>(key.dtype & 0xff), 1};
-    like.shape = key.shape.data();
-    dlpack::Managed* made = nullptr;
-    if (table(exchange).allocate(&like, &made, nullptr, &set_error) != 0 || made == nullptr) throw nb::python_error();
+nb::object new_tensor(const void* exchange, const TensorKey& key, uint64_t& address) {
+    dlpack::Managed* made = new_output(key.dtype, key.shape, key.strides);
     address = address_of(made->tensor);
     void* object = nullptr;
-    if (table(exchange).object_from_managed(made, &object) != 0) throw nb::python_error();
+    if (table(exchange).object_from_managed(made, &object) != 0) throw nb::python_error();  // it took the memory
     return nb::steal(static_cast<PyObject*>(object));
 }
 
