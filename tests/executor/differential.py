@@ -124,6 +124,8 @@ def _same(what: str, a: torch.Tensor, b: torch.Tensor, limit: tuple[float, float
     strides = [(x, y) for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n > 1]
     if b.numel() > 0:
         assert all(x == y for x, y in strides), f"{what}: strides {a.stride()}, eager has {b.stride()}"
+    if isinstance(limit, dict):  # by type
+        limit = limit.get(b.dtype)
     relative, absolute = limit if limit is not None else TOLERANCE.get(b.dtype, (0.0, 0.0))
     try:
         torch.testing.assert_close(a, b, rtol=relative, atol=absolute, equal_nan=True, check_stride=False)

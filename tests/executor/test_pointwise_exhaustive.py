@@ -17,7 +17,6 @@ pytestmark = pytest.mark.torch
 
 #: ulp of float32 against the same function in float64 (docs/reference/operators-numerics.md)
 LIMITS = {"exp": 1.0, "expm1": 1.5, "log": 1.0, "log1p": 1.6, "tanh": 2.6, "erf": 1.3, "sigmoid": 2.6}
-#: those that round the exact result of a float once; PyTorch's own vector code differs from it by an ulp of float
 FUNCTIONS = (
     "exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sqrt", "rsqrt", "reciprocal", "abs", "neg", "floor",
     "ceil", "round", "trunc", "sign", "relu", "isnan", "isfinite", "isinf", "sin", "cos", "atan", "asin", "acos",
@@ -42,17 +41,22 @@ def outcome(name: str, x: torch.Tensor, executor: Executor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_all_numbers_of_16_bits_round_as_in_pytorch(name: str, dtype: torch.dtype, executor: Executor) -> None:
+def test_all_numbers_of_16_bits_give_the_rounded_exact_result(
+    name: str, dtype: torch.dtype, executor: Executor
+) -> None:
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     got, wanted = outcome(name, x, executor), getattr(torch, name)(x)
     if not wanted.dtype.is_floating_point:
         assert torch.equal(got, wanted)
         return
+    wanted = getattr(torch, name)(x.double()).to(dtype)  # eager itself is off by several units for erf of tiny numbers
     assert torch.equal(got.isnan(), wanted.isnan())
     a, b = got.nan_to_num().view(torch.int16).int(), wanted.nan_to_num().view(torch.int16).int()
     apart = (a - b).abs()
     apart = torch.where((got == 0) & (wanted == 0), 0, apart)
-    assert apart.max() <= 1, f"{name}({x[apart.argmax()]}) = {got[apart.argmax()]}, eager {wanted[apart.argmax()]}"
+    if name == "sigmoid":  # 1 / (1 + exp(-x)), eager's formula, is 0 where exp overflows
+        apart = torch.where((got == 0) & (wanted < 2.0**-126), 0, apart)
+    assert apart.max() <= 1, f"{name}({x[apart.argmax()]}) = {got[apart.argmax()]}, exact {wanted[apart.argmax()]}"
     assert (apart > 0).sum() <= 64  # where the exact result lies in the middle between two
 
 

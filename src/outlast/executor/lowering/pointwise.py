@@ -426,6 +426,11 @@ def _gelu(p: Planner, out: Out, x: Value, approximate: str = "none") -> Value:
     return apply(p, out, "gelu_tanh" if approximate == "tanh" else "gelu", x, dtype=x.dtype)
 
 
+@lowers("aten::gelu.out")
+def _gelu_out(p: Planner, _meta: Meta, /, *_: Any, **__: Any) -> Value:
+    raise Unsupported("PyTorch itself does not write a bfloat16 `out` that has gaps")
+
+
 @_with_inplace("aten::hardtanh")
 def _hardtanh(p: Planner, out: Out, x: Value, min_val: Number = -1, max_val: Number = 1) -> Value:
     bounds = (_rounded(p, bound, x.dtype) for bound in (min_val, max_val))
