@@ -285,7 +285,7 @@ def _(draw: Draw) -> Any:
     return (x, [x.numel(), 1], [1, 1]), {}
 
 
-@sample("aten::alias_copy", "aten::detach_copy", "aten::squeeze_copy")
+@sample("aten::alias_copy", "aten::detach_copy", "aten::squeeze_copy", "aten::lift_fresh")
 def _(draw: Draw) -> Any:
     return (tensors(draw),), {}
 

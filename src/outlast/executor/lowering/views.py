@@ -120,6 +120,12 @@ _copies("aten::diagonal_copy", diagonal)
 _copies("aten::unfold_copy", windows)
 
 
+@lowers("aten::lift_fresh")
+def _lift_fresh(p: Planner, out: Meta, x: Value) -> Value:
+    """A tensor that Python made of numbers: new at each call, since the function may go on to change it."""
+    return cloned(p, out, x)
+
+
 @lowers("aten::expand_copy")
 def _expand_copy(p: Planner, out: Meta, x: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
     return cloned(p, out, x.expand(out.shape))
