@@ -462,3 +462,30 @@ def test_statuses_of_the_log_become_its_errors() -> None:
     assert isinstance(failure(_native.STATUS_DURABILITY, 1, "x"), DurabilityLost)
     assert isinstance(failure(_native.STATUS_REFUSED, 1, "x"), Refused)
     assert isinstance(failure(-5, 1, "x"), OperatorFailed)
+
+
+def test_stats_count_calls_failures_refusals_and_time_every_256th_ticket(library: Library) -> None:
+    with Executor(capacity=4) as executor:
+        count = executor.register("count", library.symbol("count"))
+        good, bad = Words(), Words((0, 5, 1))
+        for turn in range(600):
+            ticket = executor.submit(count, (bad if turn % 100 == 7 else good).address)
+            if turn % 100 == 7:
+                with pytest.raises(OperatorFailed):
+                    executor.wait(ticket)
+            else:
+                executor.wait(ticket)
+        row, sequence = executor.stats().operators
+        assert (row.name, row.calls, row.failures, row.generation, row.samples) == ("count", 600, 6, 1, 2)
+        assert row.sampled_ns_median is not None
+        assert 0 < row.sampled_ns_median < 1e8
+        assert (sequence.name, sequence.calls, sequence.sampled_ns_median) == ("sequence", 0, None)
+        executor.park()
+        for _ in range(4):
+            executor.submit(count, good.address)
+        for _ in range(3):
+            with pytest.raises(Refused):
+                executor.submit(count, good.address, timeout=0.0)
+        stats = executor.stats()
+        assert (stats.depth, stats.capacity, stats.completed, stats.refused) == (4, 4, 600, 3)
+        assert (stats.workers, stats.present, stats.parked) == (0, 0, "asked")
