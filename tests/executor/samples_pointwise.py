@@ -59,7 +59,7 @@ def _unary(names: str, dtypes: Sequence[torch.dtype], low: float | None = None, 
 _unary("abs sgn relu", NUMERIC)
 _unary("sign", ALL)
 _unary("neg floor ceil round trunc", NUMERIC)
-_unary("frac silu mish hardsigmoid hardswish selu celu gelu hardtanh elu softplus", FLOATS)
+_unary("frac silu mish hardsigmoid hardswish selu celu hardtanh elu softplus", FLOATS)
 _unary("exp expm1 sin cos tanh sigmoid erf erfc atan asinh sqrt rsqrt reciprocal exp2 square", NUMERIC)
 # Beyond 88.7 PyTorch's vectorised loops give infinity already, its scalar ones do not.
 _unary("sinh cosh", NUMERIC, -88.0, 88.0)
@@ -237,7 +237,8 @@ def _round_decimals(draw: DrawFn) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @_sample("gelu")
 def _gelu(draw: DrawFn) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (tensor(draw, FLOATS),), {"approximate": draw(st.sampled_from(("none", "tanh")))}
+    """Finite: PyTorch's vectorised loops make NaN of infinity and overflow above 1.7e38, its scalar ones do not."""
+    return (tensor(draw, FLOATS, None, -30, 30),), {"approximate": draw(st.sampled_from(("none", "tanh")))}
 
 
 @_sample("hardtanh")
@@ -389,8 +390,7 @@ _same_shape("sigmoid_backward tanh_backward silu_backward mish_backward hardsigm
 
 @_sample("gelu_backward")
 def _gelu_backward(draw: DrawFn) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given, _ = SAMPLES["aten::silu_backward"](draw)
-    return given, {"approximate": draw(st.sampled_from(("none", "tanh")))}
+    return _finite(draw), {"approximate": draw(st.sampled_from(("none", "tanh")))}
 
 
 def _finite(draw: DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
