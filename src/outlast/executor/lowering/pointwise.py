@@ -247,6 +247,9 @@ def _div_mode(p: Planner, out: Out, x: Operand, y: Operand, rounding_mode: str |
     dtype = result_type(x, y)
     if rounding_mode is None:
         return apply(p, out, "div", x, y, dtype=floating(dtype))
+    if rounding_mode == "trunc" and dtype in ("f16", "bf16") and isinstance(y, Value) and y.numel > 1:
+        quotient = p.empty(dtype, out.shape)  # PyTorch rounds the quotient before it cuts it
+        return apply(p, out, "trunc", apply(p, quotient, "div", x, y, dtype=dtype), dtype=dtype)
     return apply(p, out, "floor_divide" if rounding_mode == "floor" else "div_trunc", x, y, dtype=dtype)
 
 
