@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from outlast.core.errors import NotPossibleHere
+from outlast.core.errors import NotPossibleHere, TimedOut
 from outlast.core.jit import Compiler, JitCache, Library
 from outlast.executor import Executor
 from outlast.executor.backends import nvrtc
@@ -52,6 +53,13 @@ class Backend:
         raise NotImplementedError
 
 
+def close_all(executors: list[Any]) -> None:
+    """Close them; a test that failed may have left a task that does not end, which must not hold the others up."""
+    for executor in executors:
+        with contextlib.suppress(TimedOut):
+            executor.close(timeout=5.0)
+
+
 class CpuBackend(Backend):
     """Threads of this process."""
 
@@ -76,8 +84,7 @@ class CpuBackend(Backend):
         return Words()
 
     def close(self) -> None:
-        for executor in self._opened:
-            executor.close()
+        close_all(self._opened)
 
 
 class CudaBackend(Backend):
@@ -106,8 +113,7 @@ class CudaBackend(Backend):
         return words
 
     def close(self) -> None:
-        for executor in self._opened:
-            executor.close()
+        close_all(self._opened)
 
 
 class RecordedBackend(CudaBackend):

@@ -199,6 +199,7 @@ def test_a_load_waits_for_the_task_that_runs_and_gives_up_at_the_deadline(desk: 
     operator = desk.registered()
     desk.hold = True
     ticket = desk.executor.submit(operator, 1)
+    wait_until(lambda: desk.driver.ran)
     loads = desk.driver.names().count("cuModuleLoadData")
     with pytest.raises(TimedOut, match="has not left"):
         desk.executor.compile(UNIT, name="bump", timeout=0.05)
@@ -282,9 +283,9 @@ def test_a_module_that_does_not_fit_is_not_given_to_the_driver(desk: Desk) -> No
 
 
 def test_a_full_table_refuses_one_operator_more(cubins: nvrtc.CubinCache) -> None:
-    desk = Desk(cubins, operators=3)
+    desk = Desk(cubins, operators=4)
     address = desk.bump().symbol("bump")
-    for name in ("one", "two"):  # `sequence` has the first place
+    for name in ("one", "two"):  # `sequence` and the place of trials come first
         desk.executor.register(name, address)
     with pytest.raises(Refused, match="table is full"):
         desk.executor.register("three", address)
@@ -338,6 +339,7 @@ def test_parking_gives_up_at_its_deadline_and_the_kernel_goes_on(desk: Desk) -> 
     operator = desk.registered()
     desk.hold = True
     ticket = desk.executor.submit(operator, 1)
+    wait_until(lambda: desk.driver.ran)
     for drain in (True, False):
         with pytest.raises(TimedOut):
             desk.executor.park(drain=drain, timeout=0.05)

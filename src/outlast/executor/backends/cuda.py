@@ -12,19 +12,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from outlast.core import layout
-from outlast.core.errors import Refused, TimedOut, UsageError
+from outlast.core.errors import NotPossibleHere, OutlastError, Refused, TimedOut, UsageError
 from outlast.executor.backends import gates, nvrtc
 from outlast.executor.backends.driver import Block, Driver
 from outlast.executor.backends.kernel import PARK_S, Module, PersistentKernel
 from outlast.executor.backends.plans import DOOMED, PLANS, Plans, tasks_at
+from outlast.executor.backends.ring import Failure
 from outlast.executor.backends.streams import Streams
 from outlast.executor.backends.table import DeviceOperator, Table
+from outlast.executor.backends.trial import Trials
 from outlast.executor.kernels import Kernel
 from outlast.executor.runtime import DEFAULT_CAPACITY, DEFAULT_OPERATORS, MAX_PARTS, failure
 from outlast.executor.stats import AWAY, ExecutorStats
+
+if TYPE_CHECKING:
+    from outlast.executor.operator import OperatorSpec
 
 __all__ = ["CudaExecutor", "DeviceOperator"]
 
@@ -98,6 +103,7 @@ class CudaExecutor:
         self._kept: deque[tuple[int, object]] = deque()  #: (ticket, what its task points at); under the kernel's lock
         self._counters: list[Callable[[], Mapping[int, int]]] = []
         self._refused = 0
+        self._trials = Trials(self)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +151,13 @@ class CudaExecutor:
             return operator
 
     def swap(
-        self, operator: DeviceOperator, address: int, *, library: Module | None = None, timeout: float = 10.0
+        self,
+        operator: DeviceOperator,
+        address: int,
+        *,
+        library: Module | None = None,
+        spec: OperatorSpec | None = None,
+        timeout: float = 10.0,
     ) -> int:
         """Publish new code for an operator while tasks run; returns the flip's ticket.
 
@@ -157,6 +169,7 @@ class CudaExecutor:
             if operator.previous is not None:
                 operator.previous.close()  # its side was overwritten, which happens only once it is quiescent
             operator.previous, operator.library = operator.library, library
+            operator.previous_spec, operator.spec = operator.spec, spec
             return ticket
 
     def rollback(self, operator: DeviceOperator, *, timeout: float = 10.0) -> int:
@@ -164,7 +177,61 @@ class CudaExecutor:
         with self._publication(operator, timeout):
             ticket = self._table.flip_back(operator)
             operator.previous, operator.library = operator.library, operator.previous
+            operator.previous_spec, operator.spec = operator.spec, operator.previous_spec
             return ticket
+
+    def define(self, spec: OperatorSpec, *, canary: Literal["here"] = "here") -> DeviceOperator:
+        """Compile an operator, run its canary on the device against its reference, and register it.
+
+        The canary runs in this kernel: one that traps loses the context, one that does not end keeps its block. Raises
+        `JitError` when it does not compile and `Refused` when it does not fit or the canary differs or fails.
+        """
+        _check_canary(canary)
+        if spec.name in self.operators:
+            raise UsageError(f"operator {spec.name!r} exists", do="Use replace to publish new code for it.")
+        module = self._trials.checked(spec, self._table.trial)
+        try:
+            operator = self.register(spec.name, module.symbol(spec.name), library=module)
+        except OutlastError:
+            module.close()
+            raise
+        operator.spec = spec
+        return operator
+
+    def replace(
+        self,
+        operator: DeviceOperator,
+        spec: OperatorSpec,
+        *,
+        canary: Literal["here"] = "here",
+        timeout: float = 10.0,
+    ) -> int:
+        """Compile and check new code for an operator, and only then publish it; returns the flip's ticket.
+
+        Raises what `define` and `swap` do; the code that was active stays so.
+        """
+        _check_canary(canary)
+        if operator.spec is not None and operator.spec.signature != spec.signature:
+            raise UsageError(
+                f"operator {operator.name!r} can not be replaced by one with another signature",
+                why="tasks in the ring carry arguments of the present one",
+                do="Define it under another name.",
+            )
+        module = self._trials.checked(spec, self._table.trial)
+        try:
+            return self.swap(operator, module.symbol(spec.name), library=module, spec=spec, timeout=timeout)
+        except OutlastError:
+            module.close()
+            raise
+
+    def call(
+        self, operator: DeviceOperator, *args: Any, parts: int = 1, timeout: float = 10.0, assist: bool = True
+    ) -> None:
+        """Run a defined operator on host arrays and numbers, which are copied, and wait for it.
+
+        Raises `UsageError` for an argument that does not fit its signature, else what `submit` and `wait` do.
+        """
+        self._trials.call(operator, args, parts, timeout)
 
     @contextlib.contextmanager
     def _publication(self, operator: DeviceOperator, timeout: float) -> Iterator[None]:
@@ -299,6 +366,12 @@ class CudaExecutor:
 
     def wait(self, ticket: int, *, timeout: float = 10.0, assist: bool = True) -> None:
         """Wait until `ticket` is done. Raises `TimedOut`, or `OperatorFailed` with the operator's text."""
+        failed = self.settled(ticket, timeout)
+        if failed is not None:
+            raise failure(failed.status, ticket, failed.text)
+
+    def settled(self, ticket: int, timeout: float) -> Failure | None:
+        """Wait until `ticket` is done and say how it failed, None if it did not. Raises `TimedOut`."""
         if not 0 < ticket <= self._ring.tail:
             raise UsageError(f"ticket {ticket} was never given out")
         if not self._until(lambda: self._ring.is_done(ticket), time.monotonic() + timeout):
@@ -308,9 +381,7 @@ class CudaExecutor:
             self._let_go()
         with self._kernel.lock:
             self._kernel.check()
-            failed = self._ring.failure(ticket)
-        if failed is not None:
-            raise failure(failed.status, ticket, failed.text)
+            return self._ring.failure(ticket)
 
     def run(self, tasks: int, count: int, *, timeout: float = 60.0) -> None:
         """Run a plan: `count` `ol_task` at host address `tasks`, whose `after` counts tasks of the plan from 1.
@@ -447,3 +518,12 @@ class CudaExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_canary(where: str) -> None:
+    if where != "here":
+        raise NotPossibleHere(
+            f"a canary can not run with canary={where!r} on a device",
+            why="another process would need a kernel and a context of its own",
+            do='Pass canary="here", or try the same source on the CPU first: outlast.executor.Executor().',
+        )

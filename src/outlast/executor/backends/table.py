@@ -9,12 +9,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outlast.core import layout
 from outlast.core.errors import Refused
 from outlast.executor.backends.kernel import Module, PersistentKernel
 from outlast.executor.backends.ring import Account
 from outlast.executor.stats import OperatorStats
+
+if TYPE_CHECKING:
+    from outlast.executor.operator import OperatorSpec
 
 _SLOT = {member.name: member.offset for member in layout.structs()["ol_slot"].members}
 
@@ -27,6 +31,8 @@ class DeviceOperator:
     index: int
     library: Module | None = None  #: of the active side; None if it came with the kernel
     previous: Module | None = None  #: of the other side, for a rollback
+    spec: OperatorSpec | None = None  #: of the active side, if it was defined with one
+    previous_spec: OperatorSpec | None = None
     word: int = 0
     flip_ticket: int = 0
     addresses: tuple[int, int] = (0, 0)  #: code on the two sides
@@ -36,12 +42,13 @@ class Table:
     """Places of operators. The kernel's lock guards it, and with it submissions."""
 
     def __init__(self, kernel: PersistentKernel, places: int) -> None:
-        """A table of `places`; the first is the operator `sequence`, which came with the kernel."""
+        """A table of `places`; the first two are the operator `sequence` and a place to try others in."""
         self._kernel = kernel
         self._places = places
         self.operators: list[DeviceOperator] = []
         with kernel.lock:
             self.sequence = self.add("sequence", kernel.sequence, None)
+            self.trial = self.add("trial", kernel.sequence, None)  # where canaries run; until then code that is there
 
     def add(self, name: str, address: int, library: Module | None) -> DeviceOperator:
         """Take the next place; raises `Refused`."""
@@ -84,7 +91,7 @@ class Table:
     def counts(self, extra: Mapping[int, int]) -> list[OperatorStats]:
         """What was counted of each operator, `sequence` last; `extra` adds calls by index."""
         rows = []
-        for one in [*self.operators[1:], self.sequence]:
+        for one in [*self.operators[2:], self.sequence]:
             account = self._kernel.ring.accounts.get(one.index, Account())
             median = statistics.median(account.newest_ns) if account.newest_ns else None
             calls = account.calls + extra.get(one.index, 0)
