@@ -1,4 +1,4 @@
-"""Capture a function of small tensors, call it, and see how much quicker it is than eager: python examples/micro_ops.py"""
+"""Capture a function of small tensors and see how much quicker than eager it is: python examples/micro_ops.py."""
 
 from __future__ import annotations
 

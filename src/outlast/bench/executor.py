@@ -171,8 +171,8 @@ class Bench:
             args = (torch.randn(batch, workloads.WIDTH),)
             with torch.no_grad():
                 expected, replay = model(*args), capture(model, *args)
-            arms, _ = self._baselines(f"MLP, batch {batch}", lambda x: model(x), args)
                 unfused = capture(model, *args, fuse=False)
+            arms, _ = self._baselines(f"MLP, batch {batch}", lambda x: model(x), args)
             arms.append(Arm("outlast", replay, args, torch.no_grad))
             arms.append(Arm("outlast unfused", unfused, args, torch.no_grad))
             self._check(arms, expected)

@@ -25,6 +25,7 @@ VERBS = {
     "model": "outlast.cli.model",
     "log": "outlast.cli.log",
     "doctor": "outlast.cli.doctor",
+    "top": "outlast.cli.top",
     "bench": "outlast.cli.bench",
 }
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.errors import NotPossibleHere, Refused, UsageError
-from outlast.executor import _native
+from outlast.executor import _native, metrics
 from outlast.executor.errors import raise_step_failure
 from outlast.executor.planner import External, Plan, Planner, flat
 from outlast.executor.program import Output, Program, assemble
@@ -29,6 +29,8 @@ from outlast.executor.trace import TensorRef, Trace, dtype_names, record, torch_
 from outlast.executor.values import Value
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 DEFAULT_VARIANTS = 256  #: plans that a replay keeps, the least recently used go first
@@ -114,6 +116,7 @@ class Replay(_native.Replay):  # type: ignore[misc,name-defined]  # the base has
         self._max_variants = max_variants
         self._nested: dict[Any, Replay] = {}
         self._lock = threading.RLock()
+        self._counts, self._counted = metrics.follow(self, executor, max_variants)
 
     # --- capturing
 
@@ -195,6 +198,7 @@ class Replay(_native.Replay):  # type: ignore[misc,name-defined]  # the base has
             wants_grad=trace.wants_grad,
             most=self._max_variants,
         )
+        self._counts.add(self._counted, program, self.executor)
         self.captures += 1
         self.newest = program
 
@@ -245,6 +249,21 @@ class Replay(_native.Replay):  # type: ignore[misc,name-defined]  # the base has
             fallbacks={f"{name}: {why}": n for (name, why), n in plan.fallbacks.items()} if plan else {},
             eager=dict(eager),
         )
+
+    def trace(self, *args: torch.Tensor, path: Path | str | None = None) -> dict[str, Any]:
+        """One call on a time line, in the format of chrome://tracing and Perfetto; written to `path` as JSON if given.
+
+        It is made on copies of the arguments; see `outlast.executor.chrome_trace`.
+        """
+        import json
+        from pathlib import Path
+
+        from outlast.executor import chrome_trace
+
+        found = chrome_trace.record(self, *args)
+        if path is not None:
+            Path(path).write_text(json.dumps(found))
+        return found
 
 
 class Mixed:

@@ -326,6 +326,11 @@ class Executor:
         named = [(operator.name, operator.index) for operator in list(self.operators.values())]
         return read(self.native, named, list(self._counters))
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self, *, timeout: float | None = None) -> None:
         """Stop the workers, once the tasks that they run have ended. Repeating does nothing.
 

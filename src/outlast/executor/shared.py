@@ -18,7 +18,8 @@ _owner = 0
 def default_executor() -> Executor:
     """The process's executor: callers run tasks themselves, and one worker per further core takes shares of large ones.
 
-    Made on first use, again in a forked child (threads do not survive a fork).
+    Made on first use, again in a forked child (threads do not survive a fork). With OUTLAST_TOP=1 in the environment
+    `outlast top` shows it.
     """
     global _executor, _owner
     with _lock:
@@ -26,6 +27,10 @@ def default_executor() -> Executor:
             workers = min(len(os.sched_getaffinity(0)) - 1, _MOST_WORKERS)
             _executor, _owner = Executor(capacity=1024, workers=workers), os.getpid()
             atexit.register(_close, _executor, _owner)
+            if os.environ.get("OUTLAST_TOP") == "1":
+                from outlast.executor import metrics
+
+                metrics.publish(_executor)
         return _executor
 
 
