@@ -134,6 +134,10 @@ OL_DEVICE float ol_exp(float x) {
     const int32_t half = t.whole >> 1; /* two steps: the second rounds once where the result is subnormal */
     return (1.0f + ol_expm1_reduced(t.r)) * ol_power_of_two(half) * ol_power_of_two(t.whole - half);
 }
+OL_DEVICE float ol_exp_moderate(float x) { /* |x| < 87: neither overflows nor becomes subnormal */
+    const ol_reduced t = ol_reduce_exp(x);
+    return (1.0f + ol_expm1_reduced(t.r)) * ol_power_of_two(t.whole);
+}
 OL_DEVICE float ol_expm1(float x) {
     float bounded = x < -20.0f ? -20.0f : x;
     bounded = bounded > 89.0f ? 89.0f : bounded;
@@ -209,7 +213,7 @@ OL_DEVICE float ol_erf(float x) {
     g = ol_fma(g, bounded, 0.633219898f);
     g = ol_fma(g, bounded, 1.12957835f);
     g = ol_fma(g, bounded, -0.000188035934f);
-    const float large = 1.0f - ol_exp(-g);
+    const float large = 1.0f - ol_exp_moderate(-g);
     return ol_copysign(ol_select(a < 1.0f, small, ol_select(a != a, a, large)), x);
 }
 

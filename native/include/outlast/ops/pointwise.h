@@ -15,6 +15,10 @@
 
 /* Iterations of the loop that follows do not depend on each other.  With -fopenmp-simd (OL_SIMD says so) GCC also turns
  * nested conditions into selects, without which it gives many of these loops up. */
+#if defined(__F16C__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
+
 #if defined(OL_SIMD)
 #define OL_INDEPENDENT _Pragma("omp simd")
 #elif defined(__clang__)
@@ -218,13 +222,36 @@ template <class T, class F> OL_DEVICE void ol_walk_on(ol_walk &w, int64_t count,
     }
 }
 
+/* A run of elements, converted.  float16 has instructions of its own, which give the same bits as ops/types.h. */
+template <class C, class T> OL_DEVICE void ol_load_run(C *to, const T *from, int64_t n) {
+    OL_INDEPENDENT for (int64_t i = 0; i < n; ++i) to[i] = ol_convert_to<C, ol_compute<T>>::from(ol_load(from + i));
+}
+template <class T, class C> OL_DEVICE void ol_store_run(T *to, const C *from, int64_t n) {
+    OL_INDEPENDENT for (int64_t i = 0; i < n; ++i) ol_store(to + i, ol_convert_to<T, C>::from(from[i]));
+}
+#if defined(__F16C__)
+template <> OL_DEVICE void ol_load_run<float, ol_half>(float *to, const ol_half *from, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
+    for (; i < n; ++i) to[i] = ol_load(from + i);
+}
+template <> OL_DEVICE void ol_store_run<ol_half, float>(ol_half *to, const float *from, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(to + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; ++i) ol_store(to + i, from[i]);
+}
+#endif
+
 template <class C> __attribute__((noinline)) void ol_gather(ol_walk &w, C *to, int64_t count) {
     ol_with_type(w.dtype, [&](auto *type) {
         using T = ol_pointee<decltype(type)>;
         ol_walk_on<T>(w, count, [&](const T *from, int64_t stride, int64_t n, int64_t before) {
             C *at = to + before;
             if (stride == 1) {
-                OL_INDEPENDENT for (int64_t i = 0; i < n; ++i) at[i] = ol_convert_to<C, ol_compute<T>>::from(ol_load(from + i));
+                ol_load_run<C, T>(at, from, n);
             } else if (stride == 0) {
                 const C value = ol_convert_to<C, ol_compute<T>>::from(ol_load(from));
                 OL_INDEPENDENT for (int64_t i = 0; i < n; ++i) at[i] = value;
@@ -241,7 +268,7 @@ template <class C> __attribute__((noinline)) void ol_scatter(ol_walk &w, const C
         ol_walk_on<T>(w, count, [&](T *to, int64_t stride, int64_t n, int64_t before) {
             const C *at = from + before;
             if (stride == 1) {
-                OL_INDEPENDENT for (int64_t i = 0; i < n; ++i) ol_store(to + i, ol_convert_to<T, C>::from(at[i]));
+                ol_store_run<T, C>(to, at, n);
             } else {
                 for (int64_t i = 0; i < n; ++i) ol_store(to + i * stride, ol_convert_to<T, C>::from(at[i]));
             }
