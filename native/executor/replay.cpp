@@ -29,6 +29,16 @@ bool fits(const TensorKey& key, const dlpack::Tensor& t) {
     return true;
 }
 
+// A number from all that a variant's inputs must be equal in; the last word on equality has fits().
+struct Hash {
+    uint64_t value = 0x9e3779b97f4a7c15u;
+    void add(uint64_t x) { value = (value ^ x) * 0xff51afd7ed558ccdu, value ^= value >> 32; }
+    void add(uint16_t dtype, size_t dims, const int64_t* shape, const int64_t* strides) {
+        add(static_cast<uint64_t>(dtype) << 8 | dims);
+        for (size_t i = 0; i < dims; ++i) add(static_cast<uint64_t>(shape[i])), add(static_cast<uint64_t>(strides[i]));
+    }
+};
+
 uint64_t address_of(const dlpack::Tensor& t) { return reinterpret_cast<uint64_t>(t.data) + t.byte_offset; }
 
 // First and last byte (exclusive) that a tensor may touch.
@@ -75,20 +85,25 @@ void Replay::add(Variant&& variant, size_t most) {
     if (variant.outputs.size() > most_outputs) throw std::invalid_argument("too many outputs");
     variant.constant_addresses.assign(variant.constants.size(), 0);
     variant.used = ++clock_;
-    variants_.insert(variants_.begin(), std::make_unique<Variant>(std::move(variant)));
+    Hash hash;
+    for (const TensorKey& key : variant.inputs) hash.add(key.dtype, key.shape.size(), key.shape.data(), key.strides.data());
+    hashes_.insert(hashes_.begin(), hash.value);
+    variants_.insert(variants_.begin(), std::make_shared<Variant>(std::move(variant)));
     if (variants_.size() > most) {
         auto oldest = std::min_element(variants_.begin() + 1, variants_.end(), [](auto& a, auto& b) { return a->used < b->used; });
         dropped_calls_ += (*oldest)->calls;
-        if (last_ == oldest->get()) last_ = nullptr;
-        const std::unique_ptr<Variant> gone = std::move(*oldest);
+        if (last_ == *oldest) last_ = nullptr;
+        const std::shared_ptr<Variant> gone = std::move(*oldest);
+        hashes_.erase(hashes_.begin() + (oldest - variants_.begin()));
         variants_.erase(oldest);  // before its objects are released, which may run Python code
     }
 }
 
 void Replay::clear() {
     last_ = nullptr;
-    std::vector<std::unique_ptr<Variant>> gone;
+    std::vector<std::shared_ptr<Variant>> gone;
     gone.swap(variants_);
+    hashes_.clear();
 }
 
 uint64_t Replay::calls() const {
@@ -140,16 +155,17 @@ nb::object Replay::call(nb::tuple arguments) {
                 }
         return true;
     };
-    Variant* found = nullptr;
+    std::shared_ptr<Variant> found;  // held: another thread may drop it as soon as Python code runs
     if (plain) {
         if (last_ != nullptr && matches(*last_)) {
             found = last_;
         } else {
-            for (const auto& v : variants_)
-                if (v.get() != last_ && matches(*v)) {
-                    found = v.get();
-                    break;
-                }
+            Hash hash;
+            for (size_t i = 0; i < count; ++i)
+                hash.add(static_cast<uint16_t>(views[i].dtype.code << 8 | views[i].dtype.bits), static_cast<size_t>(views[i].ndim), views[i].shape,
+                         views[i].strides);
+            for (size_t i = 0; i < hashes_.size() && found == nullptr; ++i)
+                if (hashes_[i] == hash.value && matches(*variants_[i])) found = variants_[i];
         }
     }
     if (found != nullptr && !found->constants.empty() && found->program != nullptr) {

@@ -63,8 +63,9 @@ class Replay {
     PyTypeObject* type_[2] = {nullptr, nullptr};
     const void* exchange_;
     double timeout_s_;
-    std::vector<std::unique_ptr<Variant>> variants_;
-    Variant* last_ = nullptr;
+    std::vector<std::shared_ptr<Variant>> variants_;
+    std::vector<uint64_t> hashes_;  // of the variants' inputs, side by side: a look through them touches a few lines
+    std::shared_ptr<Variant> last_;
     uint64_t clock_ = 0, misses_ = 0, dropped_calls_ = 0;
 };
 

@@ -54,7 +54,7 @@ def compare(
     executor: Executor,
     tolerance: tuple[float, float] | None = None,
 ) -> bool:
-    """Run both and assert that nothing differs; False if eager refuses the arguments or the executor leaves them to it."""
+    """Run both and assert that nothing differs; False if eager refuses the sample or the executor leaves it to eager."""
     op = overload(name)
     with torch.no_grad():
         expected_args = copied((tuple(args), kwargs))
@@ -147,7 +147,7 @@ def forms(
 ) -> dict[str, Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]]:
     """In-place and out= forms of a functional overload, each with what turns its sample into theirs."""
     space, _, rest = name.partition("::")
-    packet, _, kind = rest.partition(".")
+    packet = rest.partition(".")[0]
     wanted = [(a.name, str(a.type)) for a in overload(name)._schema.arguments]
     found: dict[str, Any] = {}
     inplace = getattr(torch.ops.aten, packet + "_", None)

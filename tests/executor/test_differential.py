@@ -17,13 +17,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import differential
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outlast.executor import lowering
 from outlast.executor.runtime import Executor
-
-import differential
 
 pytestmark = pytest.mark.torch
 

@@ -1,8 +1,8 @@
 """`torch.compile(backend="outlast")`: Dynamo finds the graphs, the executor runs them.
 
-Registered as an entry point of the group `torch_dynamo_backends`. AOT autograd turns each graph into aten calls, forward
-and backward apart, so that training works: neither part needs autograd while it runs. A graph is captured when it is
-first called with real tensors, and again (cheaply, without compiling) for each new shape.
+Registered as an entry point of the group `torch_dynamo_backends`. AOT autograd turns each graph into aten calls,
+forward and backward apart, so that training works: neither part needs autograd while it runs. A graph is captured when
+it is first called with real tensors, and again (cheaply, without compiling) for each new shape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From traced calls to a plan: which kernels run on which memory, in which order, and what is left to PyTorch.
 
 The planner asks the lowering of each call for steps. A call without one, or whose lowering says `Unsupported`, becomes
-an `External`: PyTorch runs it, between two runs of the executor. Calls that only make a view of a tensor become no step.
+an `External`: PyTorch runs it, between two runs of the executor. A call that only makes a view becomes no step.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def literal(number: float | int | bool, dtype: str) -> bytes:
             return struct.pack("<H", 0x7FC0)
         return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
     size = DTYPES[dtype][2]
-    whole = int(number) & ((1 << (8 * size)) - 1)
+    whole = int(number) % (1 << (8 * size))
     return whole.to_bytes(size, "little")
 
 
@@ -389,10 +389,11 @@ def pack(struct_name: str, members: dict[str, Any]) -> tuple[bytearray, list[tup
                 pointers.append((at, one))
             else:
                 form = _FORMATS[member.type]
-                number = float(one) if form in "fd" else int(one)
-                if form in "QI" and number < 0:
-                    number &= (1 << (8 * width)) - 1
-                struct.pack_into("<" + form, data, at, number)
+                if form in "fd":
+                    struct.pack_into("<" + form, data, at, float(one))
+                else:
+                    whole = int(one)
+                    struct.pack_into("<" + form, data, at, whole % (1 << (8 * width)) if form.isupper() else whole)
     return data, pointers
 
 

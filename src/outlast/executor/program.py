@@ -78,9 +78,7 @@ def assemble(plan: Plan, executor: Executor) -> Program:
                 next_slot += 1
     block = bytearray()
     steps = [item for item in plan.steps if isinstance(item, Step)]
-    args_at = []
-    for step in steps:
-        args_at.append(_append(block, step.args))
+    args_at = [_append(block, step.args) for step in steps]
     arena: dict[int, int] = {}
     for step in steps:
         for _, value in step.pointers:
@@ -163,7 +161,7 @@ def _append(block: bytearray, data: bytes | bytearray, to: int = 16) -> int:
 
 
 def _place(plan: Plan, slots: dict[int, int], arena: dict[int, int], start: int) -> int:
-    """Give each scratch buffer its bytes: first fit among those that live at the same time. Returns the block's size."""
+    """Give each scratch buffer its bytes, first fit among those that live at the same time; returns the block's size."""
     lives: dict[int, tuple[Buffer, int, int]] = {}
     for at, item in enumerate(plan.steps):
         for value in _touched(item):

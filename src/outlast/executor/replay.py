@@ -88,7 +88,7 @@ def capture(
     return replay
 
 
-class Replay(_native.Replay):  # type: ignore[misc,name-defined]  # the base has no types at lint time
+class Replay(_native.Replay):
     """A captured function; see `capture`. Thread-safe; calls of one plan run one after the other."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tensors while a plan is made: what eager produced (`Meta`), where a plan keeps it (`Buffer`), and views of that (`Value`)."""
+"""Tensors while a plan is made: what eager gave (`Meta`), where a plan keeps it (`Buffer`), views of that (`Value`)."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Value:
         )
 
     def view(self, shape: Sequence[int]) -> Value:
-        """The same elements in row-major order under another shape, without copying; raises ValueError if impossible."""
+        """The same elements in row-major order in another shape, without copying; raises ValueError if impossible."""
         shape = tuple(shape)
         if math.prod(shape) != self.numel:
             raise ValueError(f"cannot view {self.shape} as {shape}")
@@ -207,7 +207,7 @@ class Value:
             n, s = old.pop()
             while old and old[-1][1] == n * s:  # dimensions that lie behind each other act as one
                 n *= old.pop()[0]
-            while at >= 0 and n > 1 and n % shape[at] == 0 or at >= 0 and shape[at] == 1:
+            while at >= 0 and (shape[at] == 1 or (n > 1 and n % shape[at] == 0)):
                 stride[at] = s
                 s *= shape[at]
                 n //= shape[at]

@@ -1,8 +1,8 @@
 """How each aten overload is run by kernels: a registry of lowerings, one module per family.
 
 A lowering is called once per traced call, while a plan is made: `lower(planner, out, *args, **kwargs)` with the
-arguments of the aten schema (tensors as `Value`), and `out` the `Meta` of eager's result, or a tuple of them. It appends
-steps and returns the result's `Value` or Values. `Unsupported` leaves the call to PyTorch.
+arguments of the aten schema (tensors as `Value`), and `out` the `Meta` of eager's result, or a tuple of them. It
+appends steps and returns the result's `Value` or Values. `Unsupported` leaves the call to PyTorch.
 
 In-place (`aten::add_`) and `out=` overloads without a lowering of their own run the functional one and copy the
 result; operators that return a view need no lowering.

@@ -15,6 +15,8 @@ from outlast.executor.lowering.views import cloned, filled, flipped, reshaped
 
 CAT_PIECES = 8  #: OL_CAT_PIECES
 MOSAIC_PIECES_MAX = 32  #: above it one call of PyTorch costs less than that many steps
+#: more rows than this, each of fewer bytes than that, are copied element by element and not row by row
+NARROW_ROWS, NARROW_BYTES = 64, 16
 BYTES_PER_SHARE = 1 << 17  #: a part below it is copied sooner than another thread is woken
 
 #: (start in the output, length, start in the input, step in the input) along one dimension
@@ -89,7 +91,9 @@ def join(p: Planner, to: Value, tensors: Sequence[Value], dim: int) -> None:
 
     for x in tensors:
         size = x.shape[dim]
-        if x.dtype == to.dtype and to.is_contiguous and row_pitch(x, dim) is not None:
+        rows, width = math.prod(to.shape[:dim]), math.prod(x.shape[dim:]) * x.itemsize
+        narrow = rows > NARROW_ROWS and width < NARROW_BYTES
+        if x.dtype == to.dtype and to.is_contiguous and not narrow and row_pitch(x, dim) is not None:
             if not pending:
                 first = at
             pending.append(x)
