@@ -54,7 +54,7 @@ def compare(
     executor: Executor,
     tolerance: tuple[float, float] | None = None,
 ) -> bool:
-    """Run both and assert that nothing differs; False if eager refuses the sample or the executor leaves it to eager."""
+    """Run both and assert that nothing differs; False if eager refuses the sample or the executor leaves it."""
     op = overload(name)
     with torch.no_grad():
         expected_args = copied((tuple(args), kwargs))

@@ -161,7 +161,7 @@ def _append(block: bytearray, data: bytes | bytearray, to: int = 16) -> int:
 
 
 def _place(plan: Plan, slots: dict[int, int], arena: dict[int, int], start: int) -> int:
-    """Give each scratch buffer its bytes, first fit among those that live at the same time; returns the block's size."""
+    """Give each scratch buffer its bytes, first fit among those that live at the same time; the block's size."""
     lives: dict[int, tuple[Buffer, int, int]] = {}
     for at, item in enumerate(plan.steps):
         for value in _touched(item):

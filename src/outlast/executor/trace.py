@@ -159,7 +159,7 @@ def _recorder_type() -> type[Any]:
                 raise DataDependent(
                     f"{overload_name(func)} asks for the content of a tensor",
                     why="a plan would repeat today's answer for ever",
-                    do="Use torch.compile(backend='outlast') or outlast.executor.dispatch(): they go on in Python there.",
+                    do="Use torch.compile(backend='outlast') or outlast.executor.dispatch(): those go on in Python.",
                 )
             given, named = self._seen(args), {key: self._seen(one) for key, one in kwargs.items()}
             changed = self._changed(func, args, kwargs)

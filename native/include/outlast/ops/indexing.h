@@ -26,6 +26,19 @@ OL_RARE ol_index_place ol_index_seek(const ol_index_args *a, int64_t run) {
     if (!ol_index_inside(at, a->limit[k], a->negative))                                                                \
     return ol_index_outside(environment, at, a->limit[k], a->dim[k], a->error)
 
+/* Whether all indices of a run of the first index tensor are 0 ... limit - 1 and none is to be skipped. */
+OL_RARE bool ol_index_plain(const ol_index_args *a, int64_t at, int64_t begin, int64_t end, int64_t by) {
+    const auto *index = reinterpret_cast<const int64_t *>(a->index[0]) + at;
+    const int64_t stride = a->index_stride[a->dims - 1];
+    const uint64_t limit = static_cast<uint64_t>(a->limit[0]);
+    uint64_t outside = a->skip >= 0;
+    if (stride == 1)
+        for (int64_t i = begin; i < end; i += by) outside |= static_cast<uint64_t>(index[i]) >= limit;
+    else
+        for (int64_t i = begin; i < end; i += by) outside |= static_cast<uint64_t>(index[i * stride]) >= limit;
+    return outside == 0;
+}
+
 /* Move{}(T *data, T *value) is done for the elements [begin, end) of the run at `place`, in order on the host. */
 template <class T, class Move>
 OL_RARE int32_t ol_index_run(const ol_index_args *a, const ol_index_place &place, int64_t begin, int64_t end, int64_t by,
@@ -46,14 +59,14 @@ OL_RARE int32_t ol_index_run(const ol_index_args *a, const ol_index_place &place
         for (int64_t i = begin; i < end; i += by) move(data + i, value + i);
         return OL_OK;
     }
-    if (Move::copies && count == 1) {
+    if (count == 1 && ol_index_plain(a, place.index[0], begin, end, by)) { /* the loop need not look at each index again */
         const auto *index = reinterpret_cast<const int64_t *>(a->index[0]) + place.index[0];
         const int64_t index_stride = a->index_stride[inner], step = a->step[0];
-        for (int64_t i = begin; i < end; i += by) {
-            int64_t at = index[i * index_stride];
-            OL_INDEX_CHECK(at, 0);
-            move(data + at * step + i * data_stride, value + i * value_stride);
-        }
+        if (Move::copies && index_stride == 1 && value_stride == 1 && data_stride == 0)
+            for (int64_t i = begin; i < end; i += by) move(data + index[i] * step, value + i);
+        else
+            for (int64_t i = begin; i < end; i += by)
+                move(data + index[i * index_stride] * step + i * data_stride, value + i * value_stride);
         return OL_OK;
     }
     for (int64_t i = begin; i < end; i += by) {

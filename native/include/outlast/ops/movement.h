@@ -114,29 +114,42 @@ OL_DEVICE int32_t ol_cat(const ol_cat_args *a, ol_dim3 block, ol_dim3 grid, ol_e
 #ifndef __CUDACC__
 /* fixed = bytes of a row, or 0 when the compiler does not know them */
 template <int64_t fixed, class Index>
-OL_DEVICE int32_t ol_rows_pick_as(const ol_pick_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
-    const int64_t bytes = fixed != 0 ? fixed : a->bytes, count = a->count, stride = a->index_stride;
-    int64_t begin = 0, end = a->outer * count, at_outer = 0, i = 0;
+OL_RARE int32_t ol_rows_pick_as(const ol_pick_args *a, ol_dim3 block, ol_dim3 grid, ol_env *environment) {
+    const int64_t bytes = fixed != 0 ? fixed : a->bytes, count = a->count, stride = a->index_stride, pitch = a->pitch;
+    int64_t begin = 0, end = a->outer * count, outer = 0, first = 0;
     if (grid.x != 1) {
         begin = a->outer * count * block.x / grid.x;
         end = a->outer * count * (block.x + 1) / grid.x;
-        at_outer = begin / count;
-        i = begin % count;
+        outer = begin / count;
+        first = begin % count;
     }
     const auto *index = reinterpret_cast<const Index *>(a->index);
-    const char *data = reinterpret_cast<const char *>(a->data) + at_outer * a->outer_pitch;
+    const char *data = reinterpret_cast<const char *>(a->data) + outer * a->outer_pitch;
     char *to = reinterpret_cast<char *>(a->out) + begin * bytes;
-    for (int64_t row = begin; row < end; ++row, to += bytes) {
-        int64_t at = index[i * stride];
-        if (!ol_index_inside(at, a->limit, a->negative)) return ol_index_outside(environment, at, a->limit, a->dim, a->error);
-        if (fixed != 0)
-            ol_move_fixed<fixed != 0 ? fixed : 1>(to, data + at * a->pitch);
-        else
-            ol_move_run(to, data + at * a->pitch, bytes);
-        if (++i == count) {
-            i = 0;
-            data += a->outer_pitch;
+    for (int64_t done = begin; done < end; data += a->outer_pitch, first = 0) {
+        const int64_t past = end - done < count - first ? first + (end - done) : count;
+        bool plain = false;
+        if (fixed != 0 && stride == 1) { /* short rows: all indices are looked at first, in a loop that vectorises */
+            uint64_t outside = 0;
+            for (int64_t i = first; i < past; ++i)
+                outside |= static_cast<uint64_t>(static_cast<int64_t>(index[i])) >= static_cast<uint64_t>(a->limit);
+            plain = outside == 0;
         }
+        if (plain) {
+            for (int64_t i = first; i < past; ++i, to += bytes)
+                ol_move_fixed<fixed != 0 ? fixed : 1>(to, data + index[i] * pitch);
+        } else {
+            for (int64_t i = first; i < past; ++i, to += bytes) {
+                int64_t at = index[i * stride];
+                if (!ol_index_inside(at, a->limit, a->negative))
+                    return ol_index_outside(environment, at, a->limit, a->dim, a->error);
+                if (fixed != 0)
+                    ol_move_fixed<fixed != 0 ? fixed : 1>(to, data + at * pitch);
+                else
+                    ol_move_run(to, data + at * pitch, bytes);
+            }
+        }
+        done += past - first;
     }
     return OL_OK;
 }
