@@ -7,12 +7,16 @@
 #include <string>
 
 #define OL_FAMILIES(f) f(pointwise) f(movement) f(reduce) f(rows) f(matmul) f(attention)
+#define OL_WIDE(f) f(pointwise) f(rows) f(matmul) f(attention)    // families with kernels of their own for AVX-512
+#define OL_NOT_WIDE(f) f(movement) f(reduce)
 #define OL_DECLARE(family) extern const outlast::ShippedTable OL_TABLE_NAME2(family, generic);
 OL_FAMILIES(OL_DECLARE)
 #if defined(__x86_64__)
 #define OL_DECLARE_X86(family)                                                                                         \
-    extern const outlast::ShippedTable OL_TABLE_NAME2(family, avx2), OL_TABLE_NAME2(family, avx512);
+    extern const outlast::ShippedTable OL_TABLE_NAME2(family, avx2);
+#define OL_DECLARE_AVX512(family) extern const outlast::ShippedTable OL_TABLE_NAME2(family, avx512);
 OL_FAMILIES(OL_DECLARE_X86)
+OL_WIDE(OL_DECLARE_AVX512)
 #endif
 
 namespace outlast {
@@ -24,7 +28,7 @@ std::vector<ShippedTable> shipped_tables(const char* isa) {
     if (std::strcmp(isa, "generic") == 0) return {OL_FAMILIES(OL_GENERIC)};
 #if defined(__x86_64__)
     if (std::strcmp(isa, "avx2") == 0) return {OL_FAMILIES(OL_AVX2)};
-    if (std::strcmp(isa, "avx512") == 0) return {OL_FAMILIES(OL_AVX512)};
+    if (std::strcmp(isa, "avx512") == 0) return {OL_WIDE(OL_AVX512) OL_NOT_WIDE(OL_AVX2)};
 #endif
     return {};
 }
