@@ -6,6 +6,7 @@ They are found in their sources and issue trackers; those of the ring itself are
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from outlast.executor import Executor, capture, dispatch
+from outlast.executor import Executor, capture, dispatch, metrics
 
 pytestmark = pytest.mark.torch
 
@@ -232,6 +233,28 @@ def test_the_returned_tensor_itself_holds_the_value() -> None:
     returned = replay(a, out)
     assert torch.equal(out, a * 2)
     assert returned.data_ptr() == out.data_ptr()
+
+
+def test_a_replay_collected_while_plans_are_counted_does_not_block() -> None:
+    """The garbage collector ran its finalizer in the thread that held the lock, which then waited for itself."""
+    with Executor() as executor:
+        replays = [capture(lambda x: x * 3, torch.ones(8), executor=executor, fuse=False)]
+        replays[0](torch.ones(8))
+        counts = metrics._counts[executor]
+        before = sum(counts.totals().values())
+        assert before == 1
+
+        def collect() -> None:
+            with counts._lock:
+                replays.clear()
+                gc.collect()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert sum(counts.totals().values()) == before, "what it ran is still counted"
+        assert not counts._plans
 
 
 @pytest.fixture

@@ -43,6 +43,9 @@ class StepCounts:
         self._lock = threading.Lock()
         self._past: Counter[int] = Counter()  #: of plans that are gone
         self._plans: list[deque[_Plan]] = []  #: one for each replay that lives
+        #: of replays that are gone, not added up yet. The garbage collector may say so in the middle of anything, also
+        #: in a thread that holds the lock.
+        self._ended: deque[deque[_Plan]] = deque()
 
     def follow(self, owner: object, most: int) -> deque[_Plan]:
         """The list to which `owner` adds its plans with `add`; they are added up when it is gone."""
@@ -55,6 +58,7 @@ class StepCounts:
     def add(self, plans: deque[_Plan], program: Program, executor: Executor) -> None:
         """Count a plan. Of more than `most` the oldest is added up and no longer looked at."""
         with self._lock:
+            self._add_up()
             if len(plans) == plans.maxlen:
                 self._past.update(plans.popleft().calls())
             plans.append(_Plan(program, executor))
@@ -62,6 +66,7 @@ class StepCounts:
     def totals(self) -> Mapping[int, int]:
         """Operator index -> calls; never falls."""
         with self._lock:
+            self._add_up()
             found = self._past.copy()
             for plans in self._plans:
                 for plan in plans:
@@ -69,7 +74,17 @@ class StepCounts:
             return found
 
     def _gone(self, plans: deque[_Plan]) -> None:
-        with self._lock:
+        self._ended.append(plans)
+        if self._lock.acquire(blocking=False):  # else the next to hold it adds up
+            try:
+                self._add_up()
+            finally:
+                self._lock.release()
+
+    def _add_up(self) -> None:
+        """Add up what has ended; the lock is held."""
+        while self._ended:
+            plans = self._ended.popleft()
             for plan in plans:
                 self._past.update(plan.calls())
             self._plans = [one for one in self._plans if one is not plans]
