@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2] / "src" / "outlast" / "executor" / "k
 
 def kernels():
     """The module outlast.executor.kernels, under the name `kernels`."""
-    spec = importlib.util.spec_from_file_location("kernels", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
+    spec = importlib.util.spec_from_file_location(
+        "kernels", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules["kernels"] = module
     spec.loader.exec_module(module)
@@ -23,11 +25,14 @@ def kernels():
 def source(module, family: str) -> str:
     """The C++ file of one family: its headers, its operators, and a table of them for this instruction set."""
     own = importlib.import_module(f"kernels.{family}").KERNELS
-    lines = [f"// Written by native/executor/generate.py from outlast.executor.kernels.{family}.", "#define OL_PREBUILT 1"]
+    lines = [
+        f"// Written by native/executor/generate.py from outlast.executor.kernels.{family}.",
+        "#define OL_PREBUILT 1",
+    ]
     lines += [f'#include "outlast/ops/{header}"' for header in dict.fromkeys(kernel.header for kernel in own)]
     lines += ['#include "operators.hpp"', ""]
     lines += [kernel.source for kernel in own]
-    lines += [f"static const outlast::ShippedOperator table[] = {{"]
+    lines += ["static const outlast::ShippedOperator table[] = {"]
     lines += [f'    {{"{kernel.name}", &{kernel.name}}},' for kernel in own]
     lines += ["    {nullptr, nullptr}};", f"OL_TABLE({family}, table)", ""]
     return "\n".join(lines)

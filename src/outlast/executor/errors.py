@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from outlast.core.errors import OperatorFailed, TimedOut
+from outlast.core.errors import OperatorFailed, Refused, TimedOut
 
 
 class IndexRefused(OperatorFailed, IndexError):
@@ -23,6 +23,8 @@ def raise_step_failure(program: Any, step: int, status: int, text: str) -> NoRet
     """Raise what the status of a step stands for."""
     if status == 1:
         raise TimedOut("a plan is not done in time", why="an operator does not end, or the machine is overloaded")
+    if text == "the executor is closed":
+        raise Refused("a plan was not run", why=text, do="Capture again on an executor that is open.")
     for prefix, kind in _EAGER.items():
         if text.startswith(prefix):
             raise kind(f"step {step} of a plan failed", why=text.removeprefix(prefix))
