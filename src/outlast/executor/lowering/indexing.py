@@ -8,6 +8,7 @@ of keys and values is never copied.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from outlast.executor.kernels import DTYPES
 from outlast.executor.lowering import Meta, Planner, Unsupported, Value, lowers
 from outlast.executor.lowering.movement import along, shares_of
 from outlast.executor.lowering.views import cloned, filled, reshaped
+from outlast.executor.planner import literal
 from outlast.executor.values import MAX_DIMS
 
 INDEX_TENSORS = 4  #: OL_INDEX_TENSORS
@@ -97,6 +99,15 @@ def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list
     return (sizes, kept) if sizes else ([1], [[0] for _ in strides])
 
 
+def rounded(number: float | int, dtype: str) -> float | int:
+    """A factor as PyTorch takes it: converted to the type of what it is multiplied with."""
+    if dtype == "f16":
+        return float(struct.unpack("<e", literal(number, "f16"))[0])
+    if dtype == "bf16":
+        return float(struct.unpack("<f", b"\0\0" + literal(number, "bf16"))[0])
+    return number
+
+
 def ranked(x: Value) -> Value:
     """A tensor of 0 dimensions counts as one element in a row."""
     return x if x.shape else x.view((1,))
@@ -174,13 +185,23 @@ def _apart(p: Planner, target: Value, given: Any) -> Any:
     return given
 
 
+def _widened(p: Planner, kernel: str, target: Value, value: Value) -> tuple[Value, Value]:
+    """Operands to join with: of narrow float types eager's scatter keeps sums and products in float32 to the end."""
+    if target.dtype not in ("f16", "bf16") or kernel not in ("index_add", "index_mul"):
+        return target, value
+    return p.cast(target, "f32"), p.cast(value, "f32")
+
+
 def _scatter(p: Planner, kernel: str, target: Value, dim: int, index: Value, src: Value) -> None:
     """`src` may be larger than `index`; what `index` does not reach is not used."""
     target, places, src = ranked(target), ranked(p.cast(index, "i64")), ranked(src)
     dim %= len(target.shape)
     value = replace(src, shape=places.shape)
-    pick = Picked(places, target.shape[dim], target.stride[dim], dim)
-    indexed(p, kernel, target, without(target.stride, dim), value, [pick], error=RUNTIME_ERROR)
+    summed, value = _widened(p, kernel, target, value)
+    pick = Picked(places, summed.shape[dim], summed.stride[dim], dim)
+    indexed(p, kernel, summed, without(summed.stride, dim), value, [pick], error=RUNTIME_ERROR)
+    if summed is not target:
+        p.copy(target, summed)
 
 
 def _everywhere(p: Planner, target: Value, index: Value, number: float | int | bool) -> Value:
@@ -271,8 +292,14 @@ def _by_slice(
 
 @writes("aten::index_add")
 def _index_add(p: Planner, target: Value, dim: int, index: Value, source: Value, *, alpha: float | int = 1) -> None:
+    """Eager takes its scatter for more than one dimension without a factor, which shows in sums of narrow floats."""
     error = RUNTIME_ERROR if len(target.shape) > 1 else INDEX_ERROR
-    _by_slice(p, "index_add", target, dim, index, source, error=error, factor=alpha)
+    summed = target
+    if len(target.shape) > 1 and alpha == 1:
+        summed, source = _widened(p, "index_add", target, source)
+    _by_slice(p, "index_add", summed, dim, index, source, error=error, factor=rounded(alpha, target.dtype))
+    if summed is not target:
+        p.copy(target, summed)
 
 
 @writes("aten::index_copy")
