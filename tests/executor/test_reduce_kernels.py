@@ -1,4 +1,4 @@
-"""Reductions and row operators: one order of summation, accuracy, NaN and ties at every place, long rows, bad targets."""
+"""Reductions and row operators: one order of summation, accuracy, NaN and ties everywhere, long rows, bad targets."""
 
 from __future__ import annotations
 
@@ -106,11 +106,13 @@ def test_the_first_nan_is_the_extremum_wherever_it_stands(n: int, isa: str) -> N
         for kernel in ("argmax", "argmin"):
             for source in (x, x.repeat_interleave(2)[::2]):
                 value, index = reduce(kernel, source, (0,), isa=isa)
-                assert value.isnan() and int(index) == place
+                assert value.isnan()
+                assert int(index) == place
             value, _ = reduce(kernel.removeprefix("arg").replace("m", "am", 1), x, (0,), isa=isa)
             assert value.isnan()
         values, indices = reduce("argmax", x[:, None].expand(n, 5).contiguous(), (0,), isa=isa)
-        assert values.isnan().all() and (indices == place).all()
+        assert values.isnan().all()
+        assert (indices == place).all()
 
 
 @every_isa
@@ -168,7 +170,8 @@ def test_topk_of_long_rows_finds_all_even_when_each_element_is_better_than_the_l
             values, indices = torch.empty(3, k, dtype=dtype), torch.empty(3, k, dtype=torch.int64)
             by_rows("order", x, values, isa=isa, second=indices, k=k, descending=int(descending))
             expected = torch.topk(x, k, 1, descending)
-            assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)
+            assert torch.equal(values, expected.values)
+            assert torch.equal(indices, expected.indices)
 
 
 @every_isa
@@ -186,15 +189,23 @@ def test_a_target_that_is_no_class_is_refused_by_number(target: int, isa: str) -
 
 def test_dimensions_that_lie_behind_each_other_are_walked_as_one() -> None:
     whole = walk((4, 5, 6), (30, 6, 1), (), (0, 1, 2))
-    assert whole.reduced == ((120, 1),) and whole.kept == ((1, 0, 0),) and not whole.columns
+    assert whole.reduced == ((120, 1),)
+    assert whole.kept == ((1, 0, 0),)
+    assert not whole.columns
     columns = walk((4, 5, 6), (30, 6, 1), (1,), (0, 1))
-    assert columns.reduced == ((20, 6),) and columns.kept == ((6, 1, 1),) and columns.columns
+    assert columns.reduced == ((20, 6),)
+    assert columns.kept == ((6, 1, 1),)
+    assert columns.columns
     rows = walk((4, 5, 6), (30, 6, 1), (5, 1), (2,))
-    assert rows.kept == ((20, 6, 1),) and rows.reduced == ((6, 1),) and not rows.columns
+    assert rows.kept == ((20, 6, 1),)
+    assert rows.reduced == ((6, 1),)
+    assert not rows.columns
     apart = walk((4, 5, 6), (30, 6, 1), (1,), (0, 2))
-    assert apart.kept == ((5, 6, 1),) and apart.reduced == ((6, 1), (4, 30))
+    assert apart.kept == ((5, 6, 1),)
+    assert apart.reduced == ((6, 1), (4, 30))
     expanded = walk((4, 5), (0, 1), (1,), (0,))
-    assert expanded.columns and expanded.reduced == ((4, 0),)
+    assert expanded.columns
+    assert expanded.reduced == ((4, 0),)
 
 
 def test_rows_are_seen_without_a_copy_only_where_the_strides_allow_it() -> None:
