@@ -90,3 +90,14 @@ def test_backend_is_found_by_its_name() -> None:
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("outlast is not installed, so that its entry points are unknown")
     assert "outlast" in torch._dynamo.list_backends(exclude_tags=())
+
+
+def test_in_place_changes_reach_the_caller() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(4)
+    with torch.no_grad():
+        assert torch.compile(function, backend=BACKEND, options={"fuse": False})(x).tolist() == [2.0] * 4
+    assert x.tolist() == [1.0] * 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +146,74 @@ def test_batch_of_one_and_senseless_batches() -> None:
     assert seen.coverage.flushes["the queue is full"] == 1
     with pytest.raises(UsageError, match="batch"):
         dispatch(batch=0)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [repr, str, lambda t: f"{t}", lambda t: format(t[0], ".2f"), bool, lambda t: copy.deepcopy(t).tolist(),
+     lambda t: t.untyped_storage().tolist(), lambda t: pickle.loads(pickle.dumps(t)).tolist()],
+    ids=["repr", "str", "f-string", "format", "bool", "deepcopy", "storage", "pickle"],
+)  # fmt: skip
+def test_printing_and_copying_a_queued_result_runs_the_queue_first(look: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.tensor([4.0]) if look is bool else torch.arange(8.0)
+    expected = look(x * 2 + 1)
+    with torch.no_grad(), dispatch(batch=1000, report=None):
+        actual = twice(lambda: look(x * 2 + 1))
+    assert actual == expected
+
+
+@pytest.mark.parametrize("batch", [1, 2, 1000])
+def test_views_reductions_and_several_results_are_right_for_every_length_of_the_queue(batch: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(x * 2 + 1)
+        z = torch.softmax(y.reshape(2, -1).t(), -1) + y.mean()
+        z[0].zero_()
+        torch.add(z, 1, out=z)
+        return z.sum(0), torch.cat([z, z * 3]), *z.max(0)
+
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        expected = program(x)
+        with dispatch(batch=batch, report=None):
+            actual = twice(lambda: program(x))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_inside_another_gives_right_results() -> None:
+    x = torch.randn(4)
+    with torch.no_grad(), dispatch(batch=100, report=None):
+        y = twice(lambda: x * 2)
+        with dispatch(batch=100, report=None):
+            z = twice(lambda: y + 1)
+        w = z * y
+    torch.testing.assert_close(w, (x * 2 + 1) * (x * 2))
+
+
+def test_what_was_queued_before_an_exception_has_run_after_it() -> None:
+    x = torch.ones(3)
+
+    def work() -> None:
+        with torch.no_grad(), dispatch(batch=1000, report=None):
+            for _ in range(3):
+                x.add_(1)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        work()
+    assert x.tolist() == [4.0] * 3
+
+
+def test_an_active_context_is_not_entered_again() -> None:
+    mode = dispatch(report=None)
+    with mode, pytest.raises(UsageError, match="active"):
+        mode.__enter__()
+
+
+def test_a_training_step_inside_has_eagers_gradients() -> None:
+    model, x, target = torch.nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2)
+    torch.nn.functional.mse_loss(model(x), target).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    with dispatch(report=None):
+        torch.nn.functional.mse_loss(model(x), target).backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)

@@ -39,6 +39,7 @@ _PLANS_KEPT = 4096
 _READERS = (
     "numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "storage", "untyped_storage", "_typed_storage",
     "share_memory_", "__reduce_ex__", "__deepcopy__", "__cuda_array_interface__", "const_data_ptr", "pin_memory",
+    "__repr__", "__format__",  # they switch modes off before they call operators
 )  # fmt: skip
 
 
