@@ -140,9 +140,7 @@ class Bench:
         compiled = torch.compile(_own(function), backend=backend)
         arms.append(Arm("torch.compile(backend='outlast')", compiled, args, torch.no_grad))
         if numpy:
-            import numpy as np
-
-            call = workloads.elementwise_numpy(*(np.array(one) for one in args))
+            call = workloads.elementwise_numpy(*(one.numpy().copy() for one in args))
             _agree("numpy", torch.from_numpy(call()), expected)
             arms.append(Arm("numpy out=", call))
         self._check(arms, expected)
