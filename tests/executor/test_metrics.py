@@ -1,150 +1,95 @@
-"""Counts of steps, Prometheus names, and what `outlast top` shows of another process."""
+"""What is counted of an executor reaches Prometheus, `outlast top` and the time line of a replay."""
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("prometheus_client")
 
 import torch
 
 from outlast import cli
-from outlast.executor import Executor, capture, metrics
+from outlast.core.errors import Refused
+from outlast.executor import Executor, capture
+from outlast.executor.metrics import ExecutorCollector, publish, published
 
 pytestmark = pytest.mark.torch
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "executor-metrics.md"
 
 
-def thrice(x: torch.Tensor) -> torch.Tensor:
-    return x + x + x + x
-
-
-def calls(executor: Executor, operator: str) -> int:
-    return next((row.calls for row in executor.stats().operators if row.name == operator), 0)
-
-
-def test_steps_of_plans_count_as_calls_and_stay_counted_when_the_replay_is_gone() -> None:
-    x = torch.ones(4)
-    with Executor() as executor, torch.no_grad():
-        replay = capture(thrice, x, fuse=False, executor=executor)
-        for _ in range(5):
+def used(executor: Executor, calls: int) -> Any:
+    """A replay with a step that is left to PyTorch, called a few times."""
+    x = torch.randn(4)
+    with torch.no_grad():
+        replay = capture(lambda a: torch.nonzero(a + 1), x, executor=executor, fuse=False)
+        for _ in range(calls):
             replay(x)
-        assert calls(executor, "add_f32") == 15
-        other = capture(thrice, x, fuse=False, executor=executor)
-        other(x)
-        del replay
-        gc.collect()
-        assert calls(executor, "add_f32") == 18
+    return replay
 
 
-def test_plans_that_are_dropped_stay_counted() -> None:
-    with Executor() as executor, torch.no_grad():
-        replay = capture(thrice, torch.ones(1), fuse=False, executor=executor, max_variants=2)
-        for n in range(1, 8):
-            for _ in range(2):
-                replay(torch.ones(n))
-        # The first call of each new length is eager's own, while it is traced.
-        assert calls(executor, "add_f32") == 3 * (2 + 6)
-
-
-def test_calls_of_pytorch_inside_a_plan_do_not_count_its_steps_twice() -> None:
-    def mixed(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.det(x + x) + x.sum()
-
-    x = torch.eye(3)
-    with Executor() as executor, torch.no_grad():
-        replay = capture(mixed, x, fuse=False, executor=executor)
-        for _ in range(4):
-            replay(x)
-        assert calls(executor, "sum_f32") == 4
-        left = metrics.fallbacks(executor)
-        assert any("det" in name for name, _ in left)
-
-
-def test_prometheus_names_and_values() -> None:
-    prometheus = pytest.importorskip("prometheus_client")
-    x = torch.ones(4)
-    with Executor() as executor, torch.no_grad():
-        replay = capture(thrice, x, fuse=False, executor=executor)
-        for _ in range(2):
-            replay(x)
-        registry = prometheus.CollectorRegistry()
-        registry.register(metrics.ExecutorCollector({"mine": executor}))
-        labels = {"executor": "mine", "operator": "add_f32"}
-        assert registry.get_sample_value("outlast_executor_operator_calls_total", labels) == 6
-        assert registry.get_sample_value("outlast_executor_operator_failures_total", labels) == 0
-        for name in ("tasks_total", "refused_total", "queue_depth", "queue_capacity", "workers"):
-            assert registry.get_sample_value(f"outlast_executor_{name}", {"executor": "mine"}) is not None
-
-
-def test_a_published_executor_is_seen_until_it_is_closed(tmp_path: Path) -> None:
+def test_prometheus_has_the_documented_names_and_the_counts_of_steps() -> None:
     with Executor() as executor:
-        publication = metrics.publish(executor, name="mine", where=tmp_path, seconds=0.02)
-        (one,) = metrics.published(tmp_path)
-        assert (one["pid"], one["name"], one["capacity"]) == (os.getpid(), "mine", executor.native.capacity)
-        assert publication.path.stat().st_mode & 0o077 == 0 or tmp_path.stat().st_mode & 0o077 == 0
-    deadline = time.monotonic() + 10
-    while publication.path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert metrics.published(tmp_path) == []
+        replay = used(executor, 3)
+        families = {family.name: family for family in ExecutorCollector({"mine": executor}).collect()}
+        documented = PAGE.read_text()
+        for name in families:
+            assert name in documented, name
+        calls = {s.labels["operator"]: s.value for s in families["outlast_executor_operator_calls"].samples}
+        assert calls["add_f32"] == 3
+        left = [s.labels["operator"] for s in families["outlast_executor_fallbacks"].samples]
+        assert left == ["aten::nonzero"]
+        assert families["outlast_executor_tasks"].samples[0].value == 3
+        assert replay.report().calls == 3
 
 
-def test_files_of_processes_that_are_gone_or_of_others_are_not_shown(tmp_path: Path) -> None:
+def test_top_shows_what_a_process_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published(tmp_path) == []
     with Executor() as executor:
-        text = json.dumps(metrics.snapshot(executor, "mine") | {"started": 1})  # the pid was used again
-    (tmp_path / "7-mine.json").write_text(text)
-    (tmp_path / "8-torn.json").write_text(text[:40])
-    (tmp_path / "9-list.json").write_text("[]")
-    assert metrics.published(tmp_path) == []
-    assert not (tmp_path / "7-mine.json").exists()
-
-
-PROGRAM = """
-import sys, torch, outlast
-with torch.no_grad():
-    replay = outlast.capture(lambda x: torch.linalg.det(x + x), torch.eye(3), fuse=False)
-    for _ in range(10): replay(torch.eye(3))
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_top_shows_another_process_that_asked_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert cli.main(["top", "--once"]) == 0
-    assert "OUTLAST_TOP=1" in capsys.readouterr().out
-    environment = {**os.environ, "OUTLAST_TOP": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        found: dict[str, Any] = {}
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:  # it publishes once a second
-            assert cli.main(["top", "--json", "--pid", str(child.pid)]) == 0
-            (found,) = json.loads(capsys.readouterr().out)["executors"]
-            if any(row["calls"] == 10 for row in found["operators"] if row["name"] == "add_f32"):
-                break
-            time.sleep(0.1)
-        assert [row["calls"] for row in found["operators"] if row["name"] == "add_f32"] == [10]
-        assert any("det" in row["operator"] for row in found["fallbacks"])
+        replay = used(executor, 2)
+        publication = publish(executor, name="mine", seconds=60)
+        assert cli.main(["top", "--json"]) == 0
+        (one,) = json.loads(capsys.readouterr().out)["executors"]
+        assert one["name"] == "mine"
+        assert {row["name"]: row["calls"] for row in one["operators"]}["add_f32"] == 2
         assert cli.main(["top", "--once"]) == 0
-        said = capsys.readouterr().out
-        assert f"{child.pid} default" in said
-        assert "add_f32" in said
-        assert "left to PyTorch" in said
-        assert cli.main(["top", "--once", "--pid", "1"]) == 0
-        assert "no executor" in capsys.readouterr().out
-        child.communicate("")
-    assert metrics.published() == []
+        shown = capsys.readouterr().out
+        assert "add_f32" in shown
+        assert "nonzero" in shown
+        assert replay.report().calls == 2
+        publication.close()
+    assert cli.main(["top", "--once"]) == 0
+    assert "no executor is published" in capsys.readouterr().out
+
+
+def test_what_a_dead_process_published_is_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from outlast.executor import Executor\n"
+        "from outlast.executor.metrics import publish\n"
+        "publish(Executor(), name='gone', where=Path(sys.argv[1]), seconds=60); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert list(tmp_path.iterdir())
+    assert published(tmp_path) == []
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_time_line_has_every_step_once_and_changes_nothing(tmp_path: Path) -> None:
+    x = torch.ones(64)
+    with Executor() as executor, torch.no_grad():
+        replay = capture(lambda a: a.mul_(2).add(1).sum(), x, executor=executor, fuse=False)
+        trace = replay.trace(x, path=tmp_path / "trace.json")
+        assert x.tolist() == [1.0] * 64
+        assert json.loads((tmp_path / "trace.json").read_text()) == trace
+        names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
+        for kernel, count in replay.report().kernels.items():
+            assert sum(kernel in name for name in names) == count
+        assert all(event["dur"] >= 0 for event in trace["traceEvents"] if event.get("ph") == "X")
+        with pytest.raises(Refused, match="no tensors"):
+            replay.trace(3)  # type: ignore[arg-type]
