@@ -47,20 +47,20 @@ def table() -> list[Supported]:
     found = {}
     for name, lower in own.items():
         found[name] = Supported(name, "kernel", _family(lower), _notes(name))
-    for packet_name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, packet_name)
-        for overload in getattr(packet, "overloads", list)():
-            op = getattr(packet, overload)
-            name = overload_name(op)
-            if name in found:
-                continue
-            if derived.derive(op, own) is not None:
-                functional = derived.functional_overload(op) or ""
-                found[name] = Supported(
-                    name, "derived", _family(own[functional]), f"computes {_short(functional)}, copies"
-                )
-            elif _is_view(op):
-                found[name] = Supported(name, "view", "views", "no step: the plan counts offsets and strides")
+    # The dispatcher's own list: what torch.ops.aten lists grows with what a process has used.
+    for registered in sorted(torch._C._dispatch_get_all_op_names()):
+        if not registered.startswith("aten::") or registered in found:
+            continue
+        packet, _, overload = registered.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is None:
+            continue
+        name = overload_name(op)
+        if derived.derive(op, own) is not None:
+            functional = derived.functional_overload(op) or ""
+            found[name] = Supported(name, "derived", _family(own[functional]), f"computes {_short(functional)}, copies")
+        elif _is_view(op):
+            found[name] = Supported(name, "view", "views", "no step: the plan counts offsets and strides")
     return sorted(found.values(), key=lambda one: one.name)
 
 
