@@ -112,6 +112,20 @@ def test_ratio_is_of_medians_against_the_fastest_arm_of_a_group() -> None:
     assert (row["ratio"], row["of_minima"], row["reached"]) == (2.5, 3.0, False)
 
 
+def test_a_group_named_like_one_of_its_arms_is_still_a_group() -> None:
+    seconds = {"inductor": [9.0], "inductor, 1 thread": [3.0], "ours": [1.0]}
+    found = Race(seconds, {"inductor": "inductor", "inductor, 1 thread": "inductor", "ours": "ours"})
+    assert found.row("w", "inductor", "ours", must=None)["baseline"] == "inductor, 1 thread"
+
+
+def test_one_thread_lasts_as_long_as_the_arm() -> None:
+    before = torch.get_num_threads()
+    with executor.Bench(1, True, inductor=False)._modes["no_grad, 1 thread"]():
+        assert torch.get_num_threads() == 1
+        assert not torch.is_grad_enabled()
+    assert torch.get_num_threads() == before
+
+
 def test_arms_run_in_turn_and_in_their_mode() -> None:
     order: list[tuple[str, bool]] = []
     arms = [

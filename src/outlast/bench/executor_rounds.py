@@ -90,7 +90,7 @@ class Race:
         }
 
     def _arm(self, name: str) -> str:
-        return name if name in self.seconds else self.fastest(name)
+        return self.fastest(name) if name in self.groups.values() else name
 
 
 def race(arms: Sequence[Arm], *, rounds: int, round_seconds: float = ROUND_SECONDS) -> Race:
