@@ -167,3 +167,9 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(NotPossibleHere, match=r"pip install 'outlast\[cuda\]'"):
         nvrtc.Toolkit()
+
+
+def test_compiling_leaves_the_single_characters_of_python_alone(cache: nvrtc.CubinCache) -> None:
+    """NVRTC writes its log into a bytes object; those of length 1 are shared by the whole process."""
+    cache.cubin(SOURCE, name="op", architecture=90)
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))
