@@ -118,12 +118,12 @@ class Toolkit:
     def _take(self, program: Any, what: str) -> bytes:
         error, size = getattr(self._nvrtc, f"nvrtcGet{what}Size")(program)
         self._check(error)
-        # NVRTC writes into this object. It must be one of our own: a bytes object of one character is shared by the whole
-        # process, and an empty log has one byte, its NUL.
+        # NVRTC writes into this object. It must be one of our own: a bytes object of one character is shared by the
+        # whole process, and an empty log has one byte, its NUL.
         data = b" " * max(size, 2)
         (error,) = getattr(self._nvrtc, f"nvrtcGet{what}")(program, data)
         self._check(error)
-        return data[:size]
+        return bytes(data[:size])
 
     def _check(self, error: Any) -> None:
         if error != self._nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -19,7 +19,8 @@ MAX_HEAD_DIM = 256  #: OL_HEAD_DIM_MAX
 LIMITS = {"f32": 1 << 22, "f64": 1 << 19, "f16": 1 << 24, "bf16": 1 << 20}
 
 _SPEED = 20.0  #: multiply-adds per nanosecond, for the estimate of a step's work
-_PART_NS = 4000.0
+#: a part is worth another worker from this much work on: on a busy core that worker starts tens of microseconds late
+_PART_NS = 25000.0
 
 
 @lowers("aten::_scaled_dot_product_flash_attention_for_cpu")

@@ -31,7 +31,8 @@ FEW_ROWS = 16  #: up to here the weights are read about once, and packing them d
 
 #: multiply-adds per nanosecond (AVX-512, measured at 64 x 64), for the estimate of a step's work
 _SPEED = {"f32": 40.0, "f64": 18.0, "f16": 25.0, "bf16": 16.0}
-_PART_NS = 4000.0  #: a part for another worker is worth waking it from this much work on
+#: a part is worth another worker from this much work on: on a busy core that worker starts tens of microseconds late
+_PART_NS = 25000.0
 
 
 def _swap(value: Value) -> Value:
