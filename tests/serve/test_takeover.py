@@ -20,7 +20,7 @@ pytestmark = pytest.mark.faults
 
 
 def kill_active(server: Server, number: signal.Signals = signal.SIGKILL) -> int:
-    pid = server.engine_pids()[0]
+    pid = int(wait_for(server.engine_pids, "there is an engine")[0])  # after quick kills there may be none for a moment
     os.kill(pid, number)
     return pid
 
