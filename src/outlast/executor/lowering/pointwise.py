@@ -264,7 +264,9 @@ def _pow_scalar(p: Planner, out: Out, x: Value, exponent: Number) -> Value:
         return _fill(p, out, 1)
     if exponent == 1:
         return _copy(p, out, x)
-    if exponent in _EXACT_POWERS and (kind(dtype) == 2 or exponent in (2, 3)):
+    # Not so float16: there -inf to the power of 0.5 is inf, as with pow, and not the root's NaN.
+    rooted = exponent in (0.5, -0.5) and dtype == "f16"
+    if exponent in _EXACT_POWERS and not rooted and (kind(dtype) == 2 or exponent in (2, 3)):
         return apply(p, out, _EXACT_POWERS[float(exponent)], x, dtype=dtype)
     return apply(p, out, "pow", x, exponent, dtype=dtype)
 
