@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from outlast.executor.kernels import DTYPES
 from outlast.executor.kernels.pointwise import CLASS, FUNCTIONS
 from outlast.executor.lowering import Meta, Planner, Unsupported, Value, lowers
 from outlast.executor.lowering.promotion import Number, Operand, floating, kind, promote, result_type
@@ -59,6 +60,8 @@ def apply(p: Planner, out: Out, function: str, *operands: Operand, dtype: str) -
         unrounded = letter == "p" or (place == 1 and single and function in _UNROUNDED)
         if not isinstance(operand, Value):
             inputs.append(p.scalar(operand, compute if unrounded and compute != "i64" else dtype))
+        elif letter != "b" and _wraps(operand.dtype, dtype):
+            inputs.append(p.cast(operand, dtype))  # a number in a tensor of 0 dimensions does not widen the type
         elif letter == "b" or operand.dtype == dtype or unrounded or (function in _PICKING and known.result == "x"):
             inputs.append(operand)
         elif dtype in ("f16", "bf16") or (known.result == "b" and CLASS[operand.dtype] != compute):
@@ -75,6 +78,13 @@ def apply(p: Planner, out: Out, function: str, *operands: Operand, dtype: str) -
     value = _target(p, out)
     p.copy(value, scratch)
     return value
+
+
+def _wraps(given: str, to: str) -> bool:
+    """Whether an integer type has values that another lacks."""
+    if CLASS[given] != "i64" or CLASS[to] != "i64" or given == to or given == "bool":
+        return False
+    return to in ("bool", "u8") or DTYPES[given][2] > DTYPES[to][2] or (given, to) == ("u8", "i8")
 
 
 def _fill(p: Planner, out: Out, number: Number) -> Value:
