@@ -40,10 +40,12 @@ def descendants(pid: int) -> set[int]:
 def test_interrupted_demo_leaves_no_process_behind(builtin_model: Path) -> None:
     words = ["demo", "--json", "--context", "200", "--model", str(builtin_model)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    # A session of its own: the interrupt reaches the demo and its server as it does from a terminal.
+    # A session of its own: the interrupt reaches the demo and its server as it does from a terminal. What a shell
+    # starts in its background has the interrupt ignored, and a child inherits that: undo it.
     with subprocess.Popen(
         [sys.executable, "-m", "outlast", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as demo:  # fmt: skip
         assert demo.stderr is not None
         assert "uninterrupted" in demo.stderr.readline()
