@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: verb -> module; the order is that of the help
 VERBS = {
+    "chat": "outlast.cli.chat",
     "serve": "outlast.cli.serve",
     "demo": "outlast.cli.demo",
     "model": "outlast.cli.model",

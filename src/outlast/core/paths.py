@@ -14,9 +14,14 @@ def cache_dir() -> Path:
     return _xdg("XDG_CACHE_HOME", ".cache") / "outlast"
 
 
+def state_dir() -> Path:
+    """What should outlive a program's run and cannot be made again: logs, the history of `outlast chat`."""
+    return _xdg("XDG_STATE_HOME", ".local/state") / "outlast"
+
+
 def default_log_dir() -> Path:
     """Where `outlast serve` keeps its log and journal, and where `outlast log` looks."""
-    return _xdg("XDG_STATE_HOME", ".local/state") / "outlast" / "log"
+    return state_dir() / "log"
 
 
 def make_private(folder: Path) -> None:

@@ -245,7 +245,10 @@ class Answer(Response):
 def build_app(gateway: Gateway) -> Starlette:
     """The ASGI application."""
     model = gateway.model
-    card = {"id": model.id, "object": "model", "created": model.created, "owned_by": "outlast"}
+    card = {
+        "id": model.id, "object": "model", "created": model.created, "owned_by": "outlast",
+        "context_length": model.context,
+    }  # fmt: skip
 
     async def generate(request: Request, kind: type[GenerationBody], prefix: str) -> Response:
         try:

@@ -24,6 +24,8 @@ class SubprocessServer:
     def __init__(self, settings: Settings, *, start_timeout: float = 120.0, stderr: int | None = None) -> None:
         """Start and wait until the first engine is active. Raises OutlastError if it ends or takes too long.
 
+        The error's `exit_code` is the server's own where it has one.
+
         `stderr`: descriptor that its messages go to; None = this process's standard error.
         """
         self._popen = subprocess.Popen(
@@ -39,12 +41,19 @@ class SubprocessServer:
         timer = threading.Timer(start_timeout, self._popen.kill)
         timer.start()
         assert self._popen.stdout is not None
-        line = self._popen.stdout.readline()
-        timer.cancel()
+        try:
+            line = self._popen.stdout.readline()
+        except BaseException:  # Ctrl-C, most likely
+            self._popen.kill()
+            self.wait()
+            raise
+        finally:
+            timer.cancel()
         if not line:
-            status = self._popen.wait()
-            self._popen.stdout.close()
-            raise OutlastError("the server did not start", why=f"exit status {status}; its errors are above")
+            status = self.wait()
+            error = OutlastError("the server did not start", why=f"exit status {status}; its errors are above")
+            error.exit_code = status if status > 0 else error.exit_code
+            raise error
         self.url: str = json.loads(line)["url"]  #: without a trailing slash; the API is below `/v1`
 
     def health(self) -> dict[str, Any]:
@@ -70,6 +79,11 @@ class SubprocessServer:
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send the server a signal."""
         self._popen.send_signal(number)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._popen.poll() is None
 
     def wait(self, seconds: float | None = None) -> int:
         """Until the server has ended; its exit status."""
