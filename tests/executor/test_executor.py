@@ -489,3 +489,58 @@ def test_stats_count_calls_failures_refusals_and_time_every_256th_ticket(library
         stats = executor.stats()
         assert (stats.depth, stats.capacity, stats.completed, stats.refused) == (4, 4, 600, 3)
         assert (stats.workers, stats.present, stats.parked) == (0, 0, "asked")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda executor, operator: executor.submit(operator, 0),
+        lambda executor, operator: executor.wait(1),
+        lambda executor, operator: executor.swap(operator, 8),
+        lambda executor, operator: executor.rollback(operator),
+        lambda executor, operator: executor.register("later", 8),
+        lambda executor, operator: executor.park(),
+        lambda executor, operator: executor.resume(),
+        lambda executor, operator: executor.stats(),
+        lambda executor, operator: executor.api,
+    ],
+)
+def test_a_closed_executor_says_that_it_is_closed(
+    library: Library, use: Callable[[Executor, Operator], object]
+) -> None:
+    executor = Executor()
+    operator = executor.register("count", library.symbol("count"))
+    executor.close()
+    executor.close()
+    with pytest.raises(UsageError, match="is closed"):
+        use(executor, operator)
+
+
+def test_an_executor_without_such_an_attribute_raises_as_any_object() -> None:
+    with Executor() as executor:
+        assert not hasattr(executor, "no_such_thing")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda executor, operator: executor.submit(operator, -1),
+        lambda executor, operator: executor.submit(operator, 1 << 64),
+        lambda executor, operator: executor.submit(operator, 0, after=-1),
+        lambda executor, operator: executor.submit(operator, 0, timeout=None),
+        lambda executor, operator: executor.wait(0),
+        lambda executor, operator: executor.wait(-1),
+        lambda executor, operator: executor.wait(None),
+        lambda executor, operator: executor.register("later", -1),
+        lambda executor, operator: executor.swap(operator, -1),
+        lambda executor, operator: executor.run(0, 3),
+        lambda executor, operator: executor.run(8, -1),
+    ],
+)
+def test_what_is_no_address_or_ticket_is_a_usage_error(
+    library: Library, use: Callable[[Executor, Operator], object]
+) -> None:
+    with Executor() as executor:
+        operator = executor.register("count", library.symbol("count"))
+        with pytest.raises(UsageError):
+            use(executor, operator)

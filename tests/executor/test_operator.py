@@ -406,3 +406,33 @@ def test_definitions_from_several_threads_do_not_disturb_each_other() -> None:
         for thread in threads:
             thread.join()
         assert failed == []
+
+
+@pytest.mark.parametrize("parts", [0, -1, 65536])
+def test_a_call_in_no_parts_is_an_error_and_not_a_call_that_does_nothing(compiler: Compiler, parts: int) -> None:
+    x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
+    with Executor() as executor:
+        scale = executor.define(SPEC, canary="here")
+        with pytest.raises(UsageError, match="parts"):
+            executor.call(scale, x, y, 4, 3.0, parts=parts)
+
+
+def test_a_signal_without_a_name_is_reported_by_its_number(compiler: Compiler) -> None:
+    source = """
+    #include <csignal>
+    OL_OPERATOR(scale, scale_args, a) { std::raise(SIGRTMIN + 3); return OL_OK; }
+    """
+    with Executor() as executor, pytest.raises(Refused, match=r"ended with signal \d+"):
+        executor.define(dataclasses.replace(SPEC, source=source))
+
+
+def test_names_with_letters_that_c_does_not_have_are_refused() -> None:
+    with pytest.raises(UsageError, match="C identifier"):
+        dataclasses.replace(SPEC, name="größe")
+    with pytest.raises(UsageError, match="C identifier"):
+        Signature((Scalar("größe", "int64"),))
+
+
+def test_an_example_that_is_no_list_of_arguments_is_named(compiler: Compiler) -> None:
+    with Executor() as executor, pytest.raises(UsageError, match="example 1"):
+        executor.define(dataclasses.replace(SPEC, canary=[5]), canary="here")

@@ -88,6 +88,11 @@ def examples_of(spec: OperatorSpec) -> list[Example]:
         raise UsageError(f"operator {spec.name!r} has no canary", why="nothing would be checked before it is published")
     laid_out = []
     for number, values in enumerate(given, 1):
+        if not isinstance(values, Sequence):
+            raise UsageError(
+                f"example {number} of operator {spec.name!r} is a {type(values).__name__}",
+                why="an example is a list of the arguments of one call",
+            )
         try:
             laid_out.append(lay_out(spec, number, values, 1))
         except UsageError as error:
@@ -173,9 +178,17 @@ def _run_in_child(spec: OperatorSpec, path: Path, examples: list[Example]) -> li
     if len(outcomes) < len(examples):
         ended = f"its process ended with {child.returncode}"
         if child.returncode < 0:
-            ended = f"it ended with {signal.Signals(-child.returncode).name}"
+            ended = f"it ended with {_signal_name(-child.returncode)}"
         raise refusal(spec, f"example {examples[len(outcomes)].number}: {ended}")
     return outcomes
+
+
+def _signal_name(number: int) -> str:
+    """SIGSEGV and the like; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _read(spec: OperatorSpec, examples: list[Example], answer: bytes) -> list[Outcome]:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlast.core.errors import UsageError
 from outlast.core.paths import default_log_dir, make_private
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class Publication:
             return False
         try:
             text = json.dumps(snapshot(executor, self._name))
-        except AttributeError:  # closed meanwhile: its native part is gone
+        except UsageError:  # closed meanwhile: its native part is gone
             return False
         beside = self.path.with_suffix(".new")
         beside.write_text(text)

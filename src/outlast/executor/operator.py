@@ -78,7 +78,7 @@ class OperatorSpec:
     canary_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z_]\w{0,63}", self.name):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", self.name):
             raise UsageError(f"operator name {self.name!r}", why="it is not a C identifier of at most 64 letters")
 
     def tolerance_of(self, dtype: str) -> tuple[float, float]:
@@ -177,9 +177,13 @@ def call(
     import ctypes
     import time
 
+    from outlast.executor.runtime import MAX_PARTS
+
     spec = operator.spec
     if spec is None:
         raise UsageError(f"operator {operator.name!r} has no signature", do="Define it, or submit addresses.")
+    if not 1 <= parts <= MAX_PARTS:
+        raise UsageError(f"operator {operator.name!r} in {parts} parts", why=f"there are 1 to {MAX_PARTS}")
     if parts > 1 and not spec.splittable:
         raise UsageError(f"operator {operator.name!r} in {parts} parts", why="it is not splittable")
     packed, _ = spec.signature.pack(args)

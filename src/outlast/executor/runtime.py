@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ABI_VERSION = _native.abi_version
 DEFAULT_CAPACITY = 1024
 DEFAULT_OPERATORS = 4096
-DEFAULT_OPERATORS = 4096
 MAX_PARTS = 65535  #: `ol_task.parts` has 16 bits
+NO_WORD = "addresses, arguments and tickets are whole numbers from 0 to 2^64 - 1, time-outs are seconds"
 
 
 @dataclass(slots=True)
@@ -104,6 +104,12 @@ class Executor:
         self._kept: deque[tuple[int, object]] = deque()  #: (ticket, what its task points at)
         self._counters: list[Callable[[], Mapping[int, int]]] = []
 
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is missing: `native` is once the executor is closed, and costs nothing until then."""
+        if name == "native":
+            raise UsageError("the executor is closed", do="Make a new one.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def register(self, name: str, address: int, *, library: Library | None = None) -> Operator:
         """Add an operator (`ol_op_fn` at `address`). Raises `Refused` when the table is full."""
         with self._publishing:
@@ -113,6 +119,8 @@ class Executor:
                 index = self.native.register_operator(address, _abi_of(library))
             except (ValueError, IndexError) as error:
                 raise Refused(f"operator {name!r} was not registered", why=str(error)) from error
+            except TypeError as error:
+                raise UsageError(f"address {address!r} of operator {name!r}", why=NO_WORD) from error
             operator = Operator(name, index, library)
             self.operators[name] = operator
             return operator
@@ -136,6 +144,8 @@ class Executor:
                 ticket = self.native.swap(operator.index, address, _abi_of(library), left)
             except ValueError as error:
                 raise Refused(f"operator {operator.name!r} was not replaced", why=str(error)) from error
+            except TypeError as error:
+                raise UsageError(f"address {address!r} of operator {operator.name!r}", why=NO_WORD) from error
             if ticket == 0:
                 raise TimedOut(
                     f"operator {operator.name!r} was not replaced", why="tasks that may run its old code go on"
@@ -232,6 +242,8 @@ class Executor:
             ticket = self.native.submit(operator.index, a[0], a[1], a[2], a[3], after, part, parts, timeout)
         except ValueError as error:
             raise UsageError(f"a task after ticket {after}", why=str(error)) from error
+        except TypeError as error:
+            raise UsageError(f"a task with arguments {args} after ticket {after!r}", why=NO_WORD) from error
         if ticket == 0:
             raise Refused("the task ring is full", why=f"no place within {timeout} s", do="Wait for earlier tickets.")
         if keep is not None or self._kept:
@@ -255,10 +267,14 @@ class Executor:
         """
         if not assist and self.native.workers == 0:
             raise UsageError("a wait without assist", why="this executor has no workers", do="Give it workers=1.")
+        if ticket == 0:
+            raise UsageError("ticket 0 was never given out", why="tickets count from 1")
         try:
             done = self.native.wait(ticket, timeout, assist)
         except IndexError as error:
             raise UsageError(f"ticket {ticket} was never given out") from error
+        except TypeError as error:
+            raise UsageError(f"ticket {ticket!r}, timeout {timeout!r}", why=NO_WORD) from error
         if not done:
             why = "the executor is parked" if self.native.away == 1 else ""
             raise TimedOut(f"ticket {ticket} is not done after {timeout} s", why=why)
@@ -275,10 +291,14 @@ class Executor:
         Returns when all are done. Once one fails the rest of the plan is not run, and its error is raised. After
         `TimedOut` no further task of it starts, but one may still be running: keep what the plan points to.
         """
+        if tasks == 0 and count != 0:
+            raise UsageError(f"a plan of {count} tasks", why="its address is 0")
         try:
             status, ticket, _, text = self.native.run(tasks, count, timeout)
         except ValueError as error:
             raise UsageError(f"a plan of {count} tasks", why=str(error)) from error
+        except TypeError as error:
+            raise UsageError(f"a plan of {count!r} tasks at {tasks!r}", why=NO_WORD) from error
         if status == 1:
             raise TimedOut(f"a plan of {count} tasks is not done after {timeout} s")
         if status != 0:

@@ -104,7 +104,7 @@ class Signature:
     def __post_init__(self) -> None:
         names = [argument.name for argument in self.arguments]
         for argument in self.arguments:
-            if not re.fullmatch(r"[A-Za-z_]\w*", argument.name) or names.count(argument.name) > 1:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", argument.name) or names.count(argument.name) > 1:
                 raise UsageError(f"argument {argument.name!r}", why="names are C identifiers, each used once")
             kind, known = (
                 (argument.type, list(_SCALARS)) if isinstance(argument, Scalar) else (argument.dtype, list(DTYPES))
