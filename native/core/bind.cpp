@@ -219,6 +219,11 @@ NB_MODULE(_native, m) {
         .def("commit", &LogWriter::commit, nb::call_guard<nb::gil_scoped_release>())
         .def("abort", &LogWriter::abort)
         .def("roll", &LogWriter::roll)
+        .def("records_of", [](LogWriter& w, uint64_t segment, uint64_t key) {
+            nb::list out;
+            for (const ScannedRecord& r : w.records_of(segment, key)) out.append(record_tuple(r));
+            return out;
+        }, "segment"_a, "key"_a)
         .def("release_before", &LogWriter::release_before, "segment"_a)
         .def_prop_ro("address", [](LogWriter& w) { return reinterpret_cast<uint64_t>(&w); })
         .def_prop_ro("in_epoch", &LogWriter::in_epoch)

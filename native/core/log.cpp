@@ -714,6 +714,26 @@ void LogWriter::abort() noexcept {
     open_ = false;
 }
 
+std::vector<ScannedRecord> LogWriter::records_of(uint64_t segment, uint64_t key) const {
+    if (open_) fail(LogError::Kind::refused, "an epoch is open");
+    std::vector<ScannedRecord> out;
+    const auto found = segments_.find(segment);
+    if (found == segments_.end()) return out;
+    const uint64_t end = segment == segment_ && base_ != nullptr ? tail_ : store_->segment_bytes();
+    for (uint64_t at = OL_SUPERBLOCK_BYTES; at + sizeof(ol_record) <= end;) {
+        ol_record r;
+        std::memcpy(&r, found->second + at, sizeof r);
+        if (r.magic != OL_RECORD_MAGIC || r.type == OL_END || r.length > end - at - sizeof r) break;
+        const uint8_t* payload = found->second + at + sizeof r;
+        if (r.type >= OL_DATA && r.key == key) {
+            if (r.header_crc != struct_crc(r) || r.payload_crc != crc32c(0, payload, r.length)) break;
+            out.push_back({reinterpret_cast<const ol_record*>(found->second + at), payload, segment});
+        }
+        at += sizeof r + padded(r.length);
+    }
+    return out;
+}
+
 void LogWriter::release_before(uint64_t segment) {
     check_fence();
     const uint64_t oldest = std::min(segment, segment_);

@@ -98,6 +98,10 @@ class LogWriter {
     void commit();
     void abort() noexcept;
 
+    // Data records of `key` in a segment, as committed by this writer or found by its scan; payloads are checked.  A record
+    // that does not hold ends the list.  Not while an epoch is open.
+    std::vector<ScannedRecord> records_of(uint64_t segment, uint64_t key) const;
+
     void release_before(uint64_t segment);
     // The next epoch starts a new segment.
     void roll();

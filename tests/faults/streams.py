@@ -69,6 +69,7 @@ def outcome(seen: harness.Seen) -> dict[str, Any]:
     usage = [chunk["usage"] for chunk in seen.chunks if chunk.get("usage")]
     assert len(usage) == 1
     assert usage[0]["completion_tokens"] == len(seen.tokens)
+    del usage[0]["prompt_tokens_details"]  # what is shared depends on what ran before
     return {"tokens": seen.tokens, "text": seen.text, "finish": seen.finish, "logprobs": logprobs, "usage": usage[0]}
 
 

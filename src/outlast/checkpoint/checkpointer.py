@@ -17,7 +17,7 @@ from outlast.checkpoint.regions import Region
 from outlast.checkpoint.spans import Extent, Spans
 from outlast.core import _native
 from outlast.core.errors import Refused, TimedOut
-from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, LogWriter
+from outlast.core.log import DROP, EMISSION, KV_ROWS, KV_SEAL, REQUEST, LogWriter, Record
 from outlast.executor import Executor, Operator
 
 KV_REGION = 1
@@ -73,8 +73,9 @@ class Image:
     generation: int
     payload: bytes  #: of its REQUEST record
     emissions: Sequence[bytes]  #: `ol_emission` of each generated token
-    computed: int  #: positions whose rows are in the pool
+    computed: int  #: positions whose rows are in the pool, or, if it is parked, in the log
     table: int  #: address of its block table
+    parked: bool = False  #: the log alone holds its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,34 @@ class StepCheckpointer:
         """Record a further piece of request state with the next epoch."""
         self._queued.append((kind, REQUEST_REGION, generation, key, offset, 1, payload))
 
+    def records_of(self, key: int) -> Iterator[Record]:
+        """Everything the log holds of a request, in log order. Not inside an epoch."""
+        for segment in sorted(number for number, extents in self._extents.items() if key in extents):
+            yield from map(Record._make, self.log.native.records_of(segment, key))
+
+    def forget_rows(self, key: int) -> None:
+        """What the log holds of a request is dead: its state is written anew, under another generation."""
+        self._queued = [row for row in self._queued if row[3] != key]
+        for extents in self._extents.values():
+            extents.pop(key, None)
+
+    def room(self) -> int:
+        """Positions that the log can still take before more of it is alive than it can hold.
+
+        Room for emptying segments is left out, and an eighth for headers and segments' ends.
+        """
+        native = self.log.native
+        places = native.places_left + (native.segment - native.oldest_segment + 1 if native.oldest_segment else 0)
+        usable = max(0, places - 4) * native.segment_bytes * 7 // 8
+        return usable // (self._handlers.geometry.token_bytes + 64) - self._live()
+
+    def copy_rows(self, key: int, first: int, end: int) -> None:
+        """Write the rows of positions [`first`, `end`) from the pool, in epochs of their own."""
+        self.flush()
+        image = self._image(key)
+        if image is not None:
+            self._rewrite(key, image, Extent(False, Spans((first, end)), Spans()))
+
     def drop(self, key: int, generation: int) -> None:
         """Record with the next epoch that a request's state is dead."""
         self._queued = [row for row in self._queued if row[3] != key]
@@ -143,14 +172,15 @@ class StepCheckpointer:
         count: int,
         writes: int,
         writes_count: int,
-        spans: Sequence[tuple[int, int, int, int]],
+        spans: Iterable[tuple[int, int, int, int]],
         *,
         timeout: float,
     ) -> None:
         """Run a step's plan and commit what it wrote; returns when the epoch counts.
 
-        `writes`: address of `ol_step_write[]`; `spans`: the same for bookkeeping, as (key, first, count, index of the
-        token it may emit or -1). On an error the epoch is taken back and the error is raised.
+        `writes`: address of `ol_step_write[]`; `spans`: what it wrote that counts, for bookkeeping, as (key, first,
+        count, index of a token it emitted or -1); read only after the plan has run.
+        On an error the epoch is taken back and the error is raised.
         """  # fmt: skip
         native = self.log.native
         self._make_room()
@@ -225,16 +255,19 @@ class StepCheckpointer:
                 )
             self._empty_oldest()
 
-    def _mostly_dead(self) -> bool:
-        live = sum(
+    def _live(self) -> int:
+        """Positions in the log of requests that live."""
+        return sum(
             extent.rows.total()
             for extents in self._extents.values()
             for key, extent in extents.items()
             if self._alive(key)
         )
+
+    def _mostly_dead(self) -> bool:
         native = self.log.native
         whole = (native.segment - native.oldest_segment) * native.segment_bytes
-        return 2 * live * self._handlers.geometry.token_bytes < whole
+        return 2 * self._live() * self._handlers.geometry.token_bytes < whole
 
     def _empty_oldest(self) -> None:
         """Move what lives in the oldest segment to the end of the log and release it."""
@@ -243,6 +276,8 @@ class StepCheckpointer:
             image = self._image(key)
             if image is not None:
                 self._rewrite(key, image, extent)
+                if image.parked:
+                    self._move_rows(key, image, oldest)
         self.log.native.release_before(oldest + 1)
         self._extents.pop(oldest, None)  # only now: after a failure on the way the segment still holds all of it
 
@@ -263,12 +298,62 @@ class StepCheckpointer:
             self.log.write(part)
             self._note_rows(part)
             self.rewritten_bytes += sum(len(row[6]) for row in part)
+        if image.parked:
+            return
         step = max(1, limit // geometry.token_bytes)
         for first, end in extent.rows.below(image.computed):
             for at in range(first, end, step):
                 count = min(step, end - at)
                 self._rewrite_rows(geometry, key, image, at, count)
                 self._extent(key).rows.add(at, at + count)
+
+    def _move_rows(self, key: int, image: Image, segment: int) -> None:
+        """Copy the rows and seals of a request that is not in the pool from an old segment to the end of the log."""
+        native = self.log.native
+        live = Spans(*self._extents[segment][key].rows)
+        for number, extents in self._extents.items():
+            if number > segment and key in extents:
+                live.remove(extents[key].rows)  # an older copy must not come to stand behind a newer one
+        rows = [
+            piece
+            for record in map(Record._make, native.records_of(segment, key))
+            if record.generation == image.generation
+            for piece in self._still_live(record, live)
+        ]
+        while rows:
+            count, size = 0, 0
+            while count < len(rows) and (not count or size + rows[count].length + 128 <= native.segment_bytes // 4):
+                size += rows[count].length + 128
+                count += 1
+            part, rows = rows[:count], rows[count:]
+            native.begin(sum(record.length for record in part), len(part))
+            try:
+                for r in part:
+                    native.append_at(r.type, r.region, r.generation, r.key, r.offset, r.tokens, r.address, r.length)
+                native.commit()
+            except BaseException:
+                native.abort()
+                raise
+            for r in part:
+                if r.type == KV_ROWS:
+                    self._extent(key).rows.add(r.offset, r.offset + r.tokens)
+                    self.rewritten_bytes += r.length
+
+    def _still_live(self, record: Record, live: Spans) -> Iterator[Record]:
+        """The parts of a row record that lie in `live`; a seal if its block's last row does."""
+        geometry = self._handlers.geometry
+        if record.type == KV_SEAL:
+            last = (record.offset + 1) * geometry.block_tokens - 1
+            if any(first <= last < end for first, end in live):
+                yield record
+        elif record.type == KV_ROWS:
+            for first, end in live:
+                begin, stop = max(first, record.offset), min(end, record.offset + record.tokens)
+                if begin < stop:
+                    yield record._replace(
+                        offset=begin, tokens=stop - begin, length=(stop - begin) * geometry.token_bytes,
+                        address=record.address + (begin - record.offset) * geometry.token_bytes,
+                    )  # fmt: skip
 
     def _extent(self, key: int) -> Extent:
         """What the segment of the epoch just written holds of a request."""

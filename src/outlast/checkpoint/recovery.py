@@ -99,22 +99,25 @@ class Restorer:
         self._handlers = handlers
         self._pool = pool
 
-    def restore(self, request: LoggedRequest, positions: int, table: int) -> bool:
-        """Rows of positions [0, `positions`) of `request` through the block table at address `table`.
+    def restore(self, request: LoggedRequest, positions: int, table: int, *, first: int = 0) -> bool:
+        """Rows of positions [`first`, `positions`) of `request` through the block table at address `table`.
 
+        `first` is the start of a block: what stands before it is in the pool already and not touched.
         True if all of them are back and every full block has the digest it was sealed with. On False the pool's blocks
-        hold rubbish and must be computed anew.
+        from `first` on hold rubbish and must be computed anew.
         """
         if request.trouble or request.contiguous() < positions:
             return False
         geometry = self._handlers.geometry
         applies = []
         for record in request.rows:
-            count = min(record.offset + record.tokens, positions) - record.offset
+            begin = max(record.offset, first)
+            count = min(record.offset + record.tokens, positions) - begin
             if count > 0:
-                applies.append(geometry.args(self._pool, table, record.address, record.offset, count))
+                staged = record.address + (begin - record.offset) * geometry.token_bytes
+                applies.append(geometry.args(self._pool, table, staged, begin, count))
         # A block is sealed in the epoch that fills it: one without a seal is as doubtful as one with a wrong seal.
-        full = range(positions // geometry.block_tokens)
+        full = range(first // geometry.block_tokens, positions // geometry.block_tokens)
         if any(len(request.seals.get(block, b"")) != _DIGEST_BYTES for block in full):
             return False
         digests = ctypes.create_string_buffer(max(1, len(full)) * _DIGEST_BYTES)

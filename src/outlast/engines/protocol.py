@@ -56,6 +56,7 @@ class Emission:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
+    cached: int = 0  #: with index 0: positions of the prompt that another request's rows served
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Engine(Protocol):
         """The supervisor has received the finish of `key`: its logged state is no longer needed."""
 
     def step(self) -> list[Emission]:
-        """Do one bounded piece of work (at most one prefill chunk and one token per running request) and commit it.
+        """Do one bounded piece of work (at most one prefill chunk over all prompts beside the decoding requests) and
+        commit it.
 
         Returns what was committed, including tokens that a takeover has to report again. [] when idle.
         """

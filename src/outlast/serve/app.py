@@ -174,7 +174,7 @@ class Answer(Response):
 
     def _render_whole(self, deltas: list[Delta]) -> Response:
         try:
-            body = _dump(self._shape.whole(deltas, self._generation.completion_tokens))
+            body = _dump(self._shape.whole(deltas, self._generation.completion_tokens, self._generation.cached_tokens))
         except Exception as error:
             log.exception("request %s: the answer could not be written", self._generation.id)
             return error_response(request_failed(f"the answer could not be written ({error})"))
@@ -227,7 +227,7 @@ class Answer(Response):
             return b"data: %b\n\n" % _dump(error.body())
         done = b"data: [DONE]\n\n"
         if self._generation.job.include_usage:
-            usage = self._shape.usage_chunk(self._generation.completion_tokens)
+            usage = self._shape.usage_chunk(self._generation.completion_tokens, self._generation.cached_tokens)
             return b"data: %b\n\n" % _dump(usage) + done
         return done
 

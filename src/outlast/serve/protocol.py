@@ -164,7 +164,7 @@ def _request_fields(request: EngineRequest) -> list[Any]:
 
 
 def _emission_fields(e: Emission) -> list[Any]:
-    return [e.key, e.index, e.token, e.logprob, [list(pair) for pair in e.top], e.finish]
+    return [e.key, e.index, e.token, e.logprob, [list(pair) for pair in e.top], e.finish, e.cached]
 
 
 def encode(message: Message) -> bytes:
@@ -286,7 +286,7 @@ def _read_request(value: object) -> EngineRequest:
 
 
 def _read_emission(value: object) -> Emission:
-    key, index, token, logprob, top, finish = _list("emission", value, 6)
+    key, index, token, logprob, top, finish, cached = _list("emission", value, 7)
     if finish not in (None, "stop", "length"):
         raise _bad("finish", finish)
     return Emission(
@@ -296,6 +296,7 @@ def _read_emission(value: object) -> Emission:
         _float("logprob", logprob),
         _pairs("top", top),
         cast("FinishReason | None", finish),
+        _int("cached", cached, 0, _U32),
     )
 
 

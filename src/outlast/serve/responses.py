@@ -74,22 +74,23 @@ class Shape:
         ours = {"engine": delta.writer_epoch, "token_ids": [delta.emission.token]}
         return self._chunk([choice], outlast=ours)
 
-    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
+    def usage_chunk(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """The last chunk of a stream that asked for usage: no choices."""
-        return self._chunk([], usage=self.usage(completion_tokens))
+        return self._chunk([], usage=self.usage(completion_tokens, cached_tokens))
 
     # --- whole
 
-    def usage(self, completion_tokens: int) -> dict[str, int]:
+    def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """`usage`."""
         prompt = self._job.prompt_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 
-    def whole(self, deltas: Sequence[Delta], completion_tokens: int) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """The answer to a request without `stream`."""
         by_choice: list[list[Delta]] = [[] for _ in range(self._job.choices)]
         for delta in deltas:
@@ -109,7 +110,7 @@ class Shape:
                 "token_ids": [delta.emission.token for delta in mine],
             }
             choices.append(choice)
-        usage = self.usage(completion_tokens)
+        usage = self.usage(completion_tokens, cached_tokens)
         return {**self._head, "object": self._whole_object, "choices": choices, "usage": usage}
 
     # --- log probabilities

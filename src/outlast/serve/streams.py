@@ -73,6 +73,7 @@ class Choice:
         self.index = index
         self.key = next(_keys)
         self.tokens = 0
+        self.cached = 0  #: tokens of its prompt that need not be computed
         self.finish: FinishReason | None = None
         self._generation = generation
         self._detokenizer = tokenizer.detokenizer()
@@ -89,6 +90,7 @@ class Choice:
             self._generation.fail(request_failed(f"token {emission.token} could not be turned into text ({error})"))
             return
         self.tokens += 1
+        self.cached += emission.cached
         if matched:
             self.finish = "stop"
             if emission.finish is None:
@@ -145,6 +147,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """As usage counts them: up to the token that ended each choice, end-of-answer tokens included."""
         return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """As usage counts them: of each prompt once."""
+        return sum(choice.cached for choice in self.choices[:: self.job.n])
 
     def progress(self, delta: Delta) -> None:
         """A choice got a token."""

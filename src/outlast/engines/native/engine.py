@@ -6,13 +6,11 @@ so what a client sees is always explained by a committed epoch.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +20,14 @@ from outlast.checkpoint.recovery import LoggedRequest, Restorer, note_all
 from outlast.core import _native as core
 from outlast.core.errors import DurabilityLost, Refused, UsageError
 from outlast.core.jit import JitCache
-from outlast.core.log import EMISSION
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
+from outlast.engines.native.blocks import BlockPool
 from outlast.engines.native.loading import BLOCK_TOKENS, manifest_of, open_weights, pool_geometry, weights_bytes
-from outlast.engines.native.sequences import BlockPool, Emitted, encode_request
+from outlast.engines.native.rows import LoggedRows
+from outlast.engines.native.scheduler import Scheduler, Share
+from outlast.engines.native.sequences import Emitted, encode_request
 from outlast.engines.native.sequences import Sequence as Seq
 from outlast.engines.native.state_log import StateLog, logged_tokens
 from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport, SamplingParams
@@ -35,7 +35,7 @@ from outlast.executor import Executor
 
 _logger = logging.getLogger(__name__)
 
-#: Positions of a prompt in one step. Larger chunks fill the kernels' tiles better, smaller ones let running streams
+#: Positions of prompts in one step. Larger chunks fill the kernels' tiles better, smaller ones let running streams
 #: through sooner; past 64 the gain is small.
 PREFILL_CHUNK = 64
 STEP_TIMEOUT = 300.0
@@ -81,6 +81,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
         threads=int(options.get("threads") or default_threads()),
         prefill_chunk=int(options.get("prefill_chunk", PREFILL_CHUNK)),
         allow_degrade=bool(options.get("allow_degrade", False)),
+        share_prefixes=bool(options.get("share_prefixes", True)),
         specialise=bool(options.get("specialise", True)),
         control=control,
     )
@@ -99,11 +100,14 @@ class NativeEngine:
         threads: int = 1,
         prefill_chunk: int = PREFILL_CHUNK,
         allow_degrade: bool = False,
+        share_prefixes: bool = True,
         specialise: bool = True,
         control: Control | None = None,
         pool: Memory | None = None,
     ) -> None:
         """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step.
+
+        `share_prefixes`: requests that begin with the same tokens use the same blocks.
 
         `pool`: pages for the KV pool that outlive this process. Their content is never read before it was written
         again from the log; but touching new pages is what makes a restore slow, and these have been touched. It belongs
@@ -113,7 +117,6 @@ class NativeEngine:
             raise UsageError(f"{threads} threads, prefill chunks of {prefill_chunk}", why="both must be at least 1")
         self._weights = weights
         self._parts = threads
-        self._chunk = prefill_chunk
         self._control = control
         self.geometry = pool_geometry(weights.config, kv_tokens, block_tokens)
         self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
@@ -130,10 +133,16 @@ class NativeEngine:
         self.decoder.bind(self._slots)
         self.handlers = KVHandlers(self.executor, self.geometry)
         self.manifest = manifest_of(weights, self.geometry)
-        self._blocks = BlockPool(self.geometry)
+        blocks = BlockPool(self.geometry, self.manifest.digest, sharing=share_prefixes)
+        self._rows = LoggedRows(self.geometry, blocks, Restorer(self.executor, self.handlers, self.pool))
+        self._scheduler = Scheduler(
+            self.decoder,
+            blocks,
+            self._rows,
+            block_tokens=block_tokens,
+            chunk=prefill_chunk,
+        )
         self._sequences: dict[int, Seq] = {}
-        self._waiting: deque[int] = deque()
-        self._running: list[int] = []
         self._failures: list[tuple[int, str]] = []
         self._log: StateLog | None = None
         if log is not None:
@@ -147,12 +156,20 @@ class NativeEngine:
                 alive=self._sequences.__contains__,
                 allow_degrade=allow_degrade,
             )
-        self.log_steps = True  #: switched by benchmarks, step by step
         self._steps = 0
         self._pool_mapped = 0
         self._warm_up()
         if specialise:
             self.handlers.specialise_in_background(JitCache)
+
+    @property
+    def log_steps(self) -> bool:
+        """Whether steps are logged; switched by benchmarks, step by step."""
+        return self._rows.log_steps
+
+    @log_steps.setter
+    def log_steps(self, value: bool) -> None:
+        self._rows.log_steps = value
 
     # --- the Engine protocol
 
@@ -171,34 +188,27 @@ class NativeEngine:
         reason, times = "there is no log", {}
         if self._log is not None:
             logged, reason = self._log.recover(writer_epoch, use_log=use_log)
+            self._rows.checkpointer = self._log.checkpointer
         times["scan"] = _since(started)
         core.reach_kill_point("recover.scanned")
         started = time.perf_counter()
-        restorer = Restorer(self.executor, self.handlers, self.pool)
-        restored = tokens = 0
-        kept = []
-        # Those that were running get their blocks first; the others wait as before.
-        for entry in sorted(journal, key=lambda e: e.request.key not in logged or not logged[e.request.key].rows):
-            request = logged.get(entry.request.key)
-            positions = self._take_over(entry, request, restorer)
-            if positions >= 0 and request is not None:
-                restored += 1
-                tokens += positions
-                kept.append(request)
+        known = [self._take_over(entry, logged.get(entry.request.key)) for entry in sorted(journal, key=_by_key)]
+        if self._checkpointer is not None:
+            note_all((logged[s.key] for s, kept in known if kept), self._checkpointer.note_recovered)
+            for key in logged.keys() - self._sequences.keys():
+                self._checkpointer.drop(key, logged[key].generation)
+        times["requests"] = _since(started)
+        started = time.perf_counter()
+        self._rows.recovered = logged
+        self._scheduler.admit(parked_only=True)
+        self._rows.recovered = {}
+        restored = [s for s, kept in known if kept and s.generation == logged[s.key].generation]
+        tokens = sum(self.decoder.computed(s.handle) for s in restored if s.handle >= 0)
         times["apply"] = _since(started)
         core.reach_kill_point("recover.applied")
-        started = time.perf_counter()
-        if self._checkpointer is not None:
-            note_all(kept, self._checkpointer.note_recovered)
-            alive = {entry.request.key for entry in journal}
-            for key, request in logged.items():
-                if key not in alive:
-                    self._checkpointer.drop(key, request.generation)
-        self._waiting = deque(sorted(self._waiting))
-        times["requests"] = _since(started)
         if reason:
             _logger.info("cold start: %s", reason)
-        return RecoveryReport(restored, len(journal) - restored, tokens, reason, times)
+        return RecoveryReport(len(restored), len(journal) - len(restored), tokens, reason, times)
 
     def submit(self, request: EngineRequest) -> None:
         """See `Engine.submit`."""
@@ -207,9 +217,9 @@ class NativeEngine:
                 f"a request of {len(request.prompt)} + {request.max_tokens} tokens",
                 why=f"the context is {self._weights.config.context}",
             )
-        self._blocks.check(len(request.prompt) + request.max_tokens)
-        self._sequences[request.key] = Seq(request)
-        self._waiting.append(request.key)
+        self._scheduler.pool.check(len(request.prompt) + request.max_tokens)
+        s = self._sequences[request.key] = Seq(request)
+        self._scheduler.enqueue(s)
 
     def cancel(self, key: int) -> None:
         """See `Engine.cancel`."""
@@ -221,9 +231,10 @@ class NativeEngine:
 
     def busy(self) -> bool:
         """See `Engine.busy`."""
-        return bool(
-            self._running or self._failures or any(s.reported < len(s.emitted) for s in self._sequences.values())
-        ) or bool(self._waiting)
+        scheduler = self._scheduler
+        return bool(scheduler.running or scheduler.waiting or self._failures) or any(
+            s.reported < len(s.emitted) for s in self._sequences.values()
+        )
 
     def failures(self) -> list[tuple[int, str]]:
         """See `Engine.failures`."""
@@ -236,42 +247,29 @@ class NativeEngine:
         again = self._report_again()
         if again:
             return again
-        self._admit()
-        batch = self._choose()
-        if not batch:
-            return []
-        if self._control is not None:
-            self._control.mark(s.key for s in batch)
-        items, spans = [], []
-        for s in batch:
-            computed, length = self.decoder.computed(s.handle), self.decoder.length(s.handle)
-            positions = min(self._chunk, length - computed)
-            samples = computed + positions == length
-            items.append(decoders.Item(s.handle, positions, 1 if s.recheck and computed > 0 else 0))
-            spans.append((s.key, computed, positions, len(s.emitted) if samples else -1))
-        plan = self.decoder.plan(items, self._parts)
         try:
-            self._run(plan, spans)
+            self._scheduler.admit()
+            shares = self._scheduler.choose()
+            if not shares:
+                return []
+            self._compute(shares)
         except DurabilityLost as error:
-            self.decoder.abandon()
-            kept = [key for key, s in self._sequences.items() if s.logged]
-            if self._log is None or not self._log.durability_lost(error, kept):
-                for key in list(self._sequences):  # nothing may leave uncommitted
-                    self._fail(key, f"durability lost: {error}")
+            self._durability_lost(error)
             return []
-        except BaseException:
-            self.decoder.abandon()
-            raise
         self._steps += 1
-        return self._settle(batch)
+        return self._settle(shares)
 
     def stats(self) -> dict[str, float]:
         """See `Engine.stats`."""
         log = self._checkpointer.log.native if self._checkpointer is not None else None
         return {
-            "running": len(self._running),
-            "waiting": len(self._waiting),
-            "kv_blocks_used": self.geometry.blocks - self._blocks.free,
+            "running": len(self._scheduler.running),
+            "waiting": len(self._scheduler.waiting),
+            "preemptions": self._scheduler.preemptions,
+            "positions_restored": self._scheduler.restored_positions,
+            "positions_shared": self._scheduler.shared_positions,
+            "kv_blocks_used": self.geometry.blocks - self._scheduler.pool.free,
+            "kv_blocks_kept": self._scheduler.pool.kept,
             "kv_blocks_total": self.geometry.blocks,
             "log_bytes": log.bytes_appended if log is not None else 0,
             "log_used_bytes": log.used_bytes if log is not None else 0,
@@ -300,100 +298,83 @@ class NativeEngine:
 
     def _emission(self, s: Seq, index: int) -> Emission:
         emitted = s.emitted[index]
-        return Emission(s.key, index, emitted.token, emitted.logprob, emitted.top, s.finish_at(index))
+        return Emission(
+            s.key, index, emitted.token, emitted.logprob, emitted.top, s.finish_at(index), s.cached if index == 0 else 0
+        )
 
-    def _admit(self) -> None:
-        """Move requests from waiting to running in order, as long as their blocks are free."""
-        while self._waiting:
-            s = self._sequences[self._waiting[0]]
-            blocks = self._blocks.take(s.total)
-            if blocks is None:
-                return
-            self._waiting.popleft()
-            self._start(s, blocks, computed=0)
+    def _compute(self, shares: Sequence[Share]) -> None:
+        """Run one step's plan, and its epoch. The decoder's sequences stand as before if it fails."""
+        if self._control is not None:
+            self._control.mark(share.sequence.key for share in shares)
+        items = []
+        for share in shares:
+            s = share.sequence
+            items.append(decoders.Item(s.handle, share.positions, int(s.recheck)))
+        plan = self.decoder.plan(items, self._parts)
+        try:
+            if self._checkpointer is None or not self.log_steps:
+                self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
+            else:
+                self._checkpointer.run(
+                    plan.address, plan.count, plan.writes_address, plan.writes_count, self._written(shares),
+                    timeout=STEP_TIMEOUT,
+                )  # fmt: skip
+        except BaseException:
+            self.decoder.abandon()
+            raise
 
-    def _start(self, s: Seq, blocks: list[int], computed: int) -> None:
-        s.blocks = blocks
-        s.handle = self.decoder.add(s.key, s.generation, s.tokens(), len(s.request.prompt), computed, s.request.params)
-        self.decoder.set_table(s.handle, blocks)
-        self._running.append(s.key)
-        if not s.logged:
-            s.logged = True
-            self._log_request(s)
+    def _written(self, shares: Sequence[Share]) -> Iterator[tuple[int, int, int, int]]:
+        """What a step wrote, see `StepCheckpointer.run`."""
+        for share in shares:
+            s = share.sequence
+            first = self.decoder.computed(s.handle)
+            end = first + share.positions
+            yield s.key, first, share.positions, len(s.emitted) if end == s.length else -1
+            if first <= s.rows_logged:
+                s.rows_logged = max(s.rows_logged, end)
 
-    def _log_request(self, s: Seq) -> None:
-        """Queue what the log must know of a request before its first step."""
-        if self._checkpointer is not None:
-            self._checkpointer.open_request(s.key, s.generation, encode_request(s.request))
-            for index, emitted in enumerate(s.emitted):
-                self._checkpointer.queue(EMISSION, s.generation, s.key, index, emitted.encode())
-
-    def _choose(self) -> list[Seq]:
-        """The sequences of the next step: one on probation alone, else every decoding one and one prompt's chunk."""
-        running = [self._sequences[key] for key in self._running]
-        for s in running:
-            if s.alone:
-                return [s]
-        batch, prompt = [], False
-        for s in running:
-            rest = self.decoder.length(s.handle) - self.decoder.computed(s.handle)
-            if rest > 1:
-                if prompt:
-                    continue
-                prompt = True
-            batch.append(s)
-        return batch
-
-    def _run(self, plan: decoders.StepPlan, spans: list[tuple[int, int, int, int]]) -> None:
-        if self._checkpointer is None or not self.log_steps:
-            self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
-        else:
-            self._checkpointer.run(
-                plan.address, plan.count, plan.writes_address, plan.writes_count, spans, timeout=STEP_TIMEOUT
-            )
-
-    def _settle(self, batch: list[Seq]) -> list[Emission]:
+    def _settle(self, shares: Sequence[Share]) -> list[Emission]:
         """After a committed step: new tokens, ends, and state that did not stand up to being computed again."""
         out = []
-        for s, result in zip(batch, self.decoder.commit(), strict=True):
+        for share, result in zip(shares, self.decoder.commit(), strict=True):
+            s = share.sequence
             s.recheck = s.alone = False
             if not result.verified:
                 _logger.warning("request %d: restored rows differ from recomputed ones; computing it anew", s.key)
-                self._recompute(s)
+                self._rows.disown(s)
+                self._scheduler.start_over(s)
             elif not result.finite:
                 self._fail(s.key, "the model's output is not finite")
-            elif result.token is not None:
-                s.emitted.append(Emitted(result.token, result.logprob, result.top))
-                out.append(self._emission(s, s.reported))
-                s.reported += 1
+            else:
+                if result.token is not None:
+                    s.emitted.append(Emitted(result.token, result.logprob, result.top))
+                    out.append(self._emission(s, s.reported))
+                    s.reported += 1
+                self._scheduler.publish(s)
                 if s.finished:
-                    self._stop(s)
+                    self._scheduler.leave(s)
         return out
 
-    def _recompute(self, s: Seq) -> None:
-        """Throw the rows of a running sequence away; its tokens stay."""
-        s.generation += 1
-        blocks, s.blocks = s.blocks, []
-        self._running.remove(s.key)
-        self.decoder.remove(s.handle)
-        s.logged = False
-        self._start(s, blocks, computed=0)
-
-    def _stop(self, s: Seq) -> None:
-        """Free what a sequence holds of the pool."""
-        if s.handle >= 0:
-            self.decoder.remove(s.handle)
-            s.handle = -1
-            self._running.remove(s.key)
-        self._blocks.give(s.blocks)
+    def _durability_lost(self, error: DurabilityLost) -> None:
+        """Go on in the fallback log with everything, or end all requests: nothing may leave uncommitted."""
+        for s in self._scheduler.waiting:
+            if s.parked:  # its rows are in the log that is lost
+                s.generation += 1
+                s.parked = s.rows_logged = 0
+        kept = [key for key, s in self._sequences.items() if s.logged]
+        if self._log is not None and self._log.durability_lost(error, kept):
+            self._rows.checkpointer = self._log.checkpointer
+            for s in self._scheduler.running:
+                s.rows_logged = self.decoder.computed(s.handle)
+            return
+        for key in list(self._sequences):
+            self._fail(key, f"durability lost: {error}")
 
     def _forget(self, key: int) -> None:
         s = self._sequences.pop(key, None)
         if s is None:
             return
-        self._stop(s)
-        with contextlib.suppress(ValueError):  # it is not waiting
-            self._waiting.remove(key)
+        self._scheduler.leave(s)
         if self._checkpointer is not None and s.logged:
             self._checkpointer.drop(key, s.generation)
 
@@ -415,12 +396,13 @@ class NativeEngine:
             s.generation,
             encode_request(s.request),
             [e.encode() for e in s.emitted],
-            self.decoder.computed(s.handle) if s.handle >= 0 else 0,
+            self.decoder.computed(s.handle) if s.handle >= 0 else s.parked,
             s.table_address(),
+            parked=s.parked > 0,
         )
 
-    def _take_over(self, entry: JournalEntry, logged: LoggedRequest | None, restorer: Restorer) -> int:
-        """Continue one request; the number of restored positions, or -1 if its rows are to be computed anew."""
+    def _take_over(self, entry: JournalEntry, logged: LoggedRequest | None) -> tuple[Seq, bool]:
+        """Continue one request, and whether with what the log says of it. Its rows are restored when it is admitted."""
         s = Seq(entry.request, alone=entry.alone)
         self._sequences[s.key] = s
         emitted = logged_tokens(entry, logged)
@@ -430,30 +412,21 @@ class NativeEngine:
         else:
             s.emitted = emitted
         s.reported = len(entry.delivered)
+        kept = logged is not None and emitted is not None
         if logged is not None:
-            s.generation = logged.generation
-            s.logged = emitted is not None
-        if s.finished:
-            return 0 if emitted is not None else -1
-        positions = 0
-        if logged is not None and emitted is not None:
-            positions = min(logged.contiguous(), len(s.tokens()) - 1)
-        blocks = self._blocks.take(s.total) if positions > 0 else None
-        if blocks is not None and logged is not None:
-            s.blocks = blocks
-            if restorer.restore(logged, positions, s.table_address()):
-                s.recheck = True
-                self._start(s, blocks, computed=positions)
-                return positions
-            _logger.warning(
-                "request %d: %s; computing it anew", s.key, logged.trouble or "restored rows fail their digest"
-            )
-            self._blocks.give(s.blocks)
-        if logged is not None and (logged.rows or emitted is None):
-            s.generation += 1
-            s.logged = False
-        self._waiting.append(s.key)
-        return 0 if positions == 0 and emitted is not None else -1
+            s.generation = logged.generation + (not kept)
+        if logged is not None and kept:
+            s.logged = True
+            s.rows_logged = logged.contiguous()
+            s.parked = min(s.rows_logged, s.length - 1)
+            if logged.rows and not s.parked:
+                self._rows.disown(s)
+                kept = False
+        if not s.finished:
+            self._scheduler.enqueue(s)
+        else:
+            s.parked = 0
+        return s, kept
 
     # --- start and faults
 
@@ -477,6 +450,10 @@ class NativeEngine:
         if words[0] >= _FIRST_NATIVE_FAULT:
             core.arm_kill_point(core.kill_points()[words[0] - _FIRST_NATIVE_FAULT], words[1] + 1)
             words[0] = 0
+
+
+def _by_key(entry: JournalEntry) -> int:
+    return entry.request.key
 
 
 def _since(started: float) -> float:

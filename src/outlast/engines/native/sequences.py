@@ -1,4 +1,4 @@
-"""The requests of an engine and the blocks they hold: admission, order, and their form in the log."""
+"""The requests of an engine: what it knows of each, and their form in the log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import struct
 from dataclasses import asdict, dataclass, field
 
-from outlast.checkpoint.geometry import KVGeometry
-from outlast.core.errors import CorruptState, Refused
+from outlast.core.errors import CorruptState
+from outlast.engines.native.blocks import name_of
 from outlast.engines.protocol import EngineRequest, FinishReason, SamplingParams
 
 _EMISSION = struct.Struct("<IfII")  # ol_emission without its tops
@@ -64,6 +64,7 @@ class Sequence:
     """One request in the engine."""
 
     request: EngineRequest
+    order: int = 0  #: of arrival; the lowest never yields
     generation: int = 1  #: incarnation of its state; raised when its rows are computed anew
     emitted: list[Emitted] = field(default_factory=list)
     reported: int = 0  #: emitted tokens that the supervisor was told
@@ -72,6 +73,11 @@ class Sequence:
     recheck: bool = False  #: compute the last restored position again and compare
     alone: bool = False  #: on probation, see JournalEntry
     logged: bool = False  #: its REQUEST record is in the log, or queued
+    rows_logged: int = 0  #: positions from 0 on whose rows are in the log
+    parked: int = 0  #: while it waits: positions from 0 on that can be brought back from the log
+    cached: int = 0  #: positions of the prompt whose rows another request had computed
+    names: list[bytes] = field(default_factory=list)  #: of its full blocks, see blocks.py
+    published: int = 0  #: leading blocks that others can find
     _table: ctypes.Array[ctypes.c_uint32] | None = None
 
     @property
@@ -84,9 +90,30 @@ class Sequence:
         """Positions it may come to occupy."""
         return len(self.request.prompt) + self.request.max_tokens
 
+    @property
+    def length(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.request.prompt) + len(self.emitted)
+
     def tokens(self) -> list[int]:
         """Prompt and generated tokens."""
         return [*self.request.prompt, *(e.token for e in self.emitted)]
+
+    def slice(self, first: int, end: int) -> list[int]:
+        """Tokens at positions [first, end)."""
+        prompt = self.request.prompt
+        if end <= len(prompt):
+            return list(prompt[first:end])
+        emitted = self.emitted[max(0, first - len(prompt)) : end - len(prompt)]
+        return [*prompt[first:], *(e.token for e in emitted)]
+
+    def name_blocks(self, root: bytes, block_tokens: int) -> list[bytes]:
+        """Names of all blocks that its known tokens fill."""
+        names = self.names
+        while (len(names) + 1) * block_tokens <= self.length:
+            first = len(names) * block_tokens
+            names.append(name_of(names[-1] if names else root, self.slice(first, first + block_tokens)))
+        return names
 
     def finish_at(self, index: int) -> FinishReason | None:
         """How the request ends with its generated token `index`, None if it goes on."""
@@ -103,39 +130,3 @@ class Sequence:
         """Address of its block table as uint32[], valid until the next call."""
         self._table = (ctypes.c_uint32 * max(1, len(self.blocks)))(*self.blocks)
         return ctypes.addressof(self._table)
-
-
-class BlockPool:
-    """Free blocks of the KV pool. A sequence reserves all it may need when it is admitted, so it never has to yield."""
-
-    def __init__(self, geometry: KVGeometry) -> None:
-        self._geometry = geometry
-        self._free = list(range(geometry.blocks - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._free)
-
-    def check(self, tokens: int) -> None:
-        """Raises `Refused` if `tokens` positions can never fit."""
-        needed = self._geometry.blocks_for(tokens)
-        if needed > self._geometry.blocks:
-            raise Refused(
-                f"a request of {tokens} tokens",
-                why=f"the KV pool holds {self._geometry.blocks * self._geometry.block_tokens}",
-                do="Ask for fewer tokens or start the server with a larger pool.",
-            )
-
-    def take(self, tokens: int) -> list[int] | None:
-        """Blocks for `tokens` positions, None if there are not enough now."""
-        needed = self._geometry.blocks_for(tokens)
-        if needed > len(self._free):
-            return None
-        taken, self._free = self._free[len(self._free) - needed :], self._free[: len(self._free) - needed]
-        return taken
-
-    def give(self, blocks: list[int]) -> None:
-        """Hand blocks back."""
-        self._free.extend(blocks)
-        blocks.clear()

@@ -1,0 +1,312 @@
+"""The engine under load: whatever shares its pool and its steps, a sequence's tokens and log probabilities stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decoding import random_tokens
+from fixtures.tiny_model import TinyShape, write_tiny_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outlast.checkpoint.geometry import gather
+from outlast.core.errors import Refused
+from outlast.core.log import LogOwner
+from outlast.core.memory import Memory
+from outlast.engines.native.engine import NativeEngine
+from outlast.engines.native.loading import open_weights, weights_bytes
+from outlast.engines.protocol import EngineRequest, SamplingParams
+
+SHAPE = TinyShape(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=128, context=512)
+BLOCK = 16
+Outcome = list[tuple[int, float, tuple[tuple[int, float], ...]]]
+Make = Callable[..., NativeEngine]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Path) -> Iterator[Make]:
+    """Engines over one model; with `log` they recover an empty log of that many bytes."""
+    memory = Memory.anonymous(weights_bytes(tiny))
+    weights = open_weights(memory, tiny)
+    owners: list[LogOwner] = []
+
+    def build(blocks: int = 64, *, log: int = 8 << 20, **options: Any) -> NativeEngine:
+        spec = None
+        if log:
+            owners.append(LogOwner.in_memory(log, segment_bytes=1 << 18))
+            spec = dict(owners[-1].spec())
+        engine = NativeEngine(
+            weights,
+            log=spec,
+            kv_tokens=blocks * BLOCK,
+            block_tokens=BLOCK,
+            specialise=False,
+            prefill_chunk=24,
+            **options,
+        )
+        engine.recover(owners[-1].fence() if log else 1, [])
+        return engine
+
+    yield build
+    for owner in owners:
+        owner.close()
+
+
+def run(engine: NativeEngine, seen: dict[int, Outcome] | None = None, steps: int = 3000) -> dict[int, Outcome]:
+    """Step until nothing is left to do."""
+    out: dict[int, Outcome] = {} if seen is None else seen
+    for _ in range(steps):
+        if not engine.busy():
+            return out
+        for e in engine.step():
+            out.setdefault(e.key, []).append((e.token, e.logprob, e.top))
+            assert len(out[e.key]) == e.index + 1
+        assert engine.failures() == []
+    raise AssertionError(f"still busy after {steps} steps: {engine.stats()}")
+
+
+def request(key: int, prompt: list[int], count: int = 20, **params: Any) -> EngineRequest:
+    chosen = {"temperature": 0.9, "seed": key, "top_logprobs": 2, **params}
+    return EngineRequest(key, tuple(prompt), count, params=SamplingParams(**chosen))
+
+
+def alone(make: Make, requests: list[EngineRequest]) -> Mapping[int, Outcome]:
+    """What each request gives by itself."""
+    out: dict[int, Outcome] = {}
+    for r in requests:
+        engine = make(log=0, share_prefixes=False)
+        engine.submit(r)
+        out |= run(engine)
+        engine.close()
+    return out
+
+
+def rows(engine: NativeEngine, key: int) -> bytes:
+    """KV rows of the computed positions of a running request."""
+    s = engine._sequences[key]
+    pool = engine._pool_memory.buffer[: engine.geometry.pool_bytes]
+    return gather(engine.geometry, pool, s.blocks, 0, engine.decoder.computed(s.handle))
+
+
+# --- memory by need
+
+
+@pytest.mark.parametrize("log", [8 << 20, 0])
+def test_sequences_that_outgrow_the_pool_yield_and_come_back_with_the_same_tokens(make: Make, log: int) -> None:
+    requests = [request(key, random_tokens(30 + key, 280, seed=key), 70) for key in range(1, 6)]
+    engine = make(16, log=log, share_prefixes=False)  # two of the five fit to their end
+    for r in requests:
+        engine.submit(r)
+    assert run(engine) == alone(make, requests)
+    stats = engine.stats()
+    assert stats["preemptions"] > 0
+    assert stats["kv_blocks_used"] == 0
+    assert (stats["positions_restored"] > 0) == (log > 0)
+
+
+def test_the_rows_of_a_sequence_that_yielded_are_the_bytes_it_left_with(make: Make) -> None:
+    requests = [request(key, random_tokens(30, 280, seed=key), 90) for key in (1, 2)]
+    engine, roomy = make(10, share_prefixes=False), make(64, share_prefixes=False)
+    for r in requests:
+        engine.submit(r)
+        roomy.submit(r)
+    while engine.stats()["positions_restored"] == 0:
+        engine.step()
+    roomy.step()
+    while engine._sequences[2].handle < 0 or engine.decoder.computed(engine._sequences[2].handle) < 60:
+        engine.step()
+    while roomy.decoder.computed(roomy._sequences[2].handle) < engine.decoder.computed(engine._sequences[2].handle):
+        roomy.step()
+    assert rows(engine, 2) == rows(roomy, 2)
+
+
+def test_admission_takes_blocks_for_the_prompt_and_not_for_the_answer(make: Make) -> None:
+    engine = make(16, share_prefixes=False)
+    for key in (1, 2, 3):
+        engine.submit(request(key, random_tokens(20, 280, seed=key), 200))
+    for _ in range(6):
+        engine.step()
+    assert engine.stats()["running"] == 3
+    assert engine.stats()["kv_blocks_used"] == 6
+
+
+def test_the_oldest_request_is_never_sent_away(make: Make) -> None:
+    engine = make(12, share_prefixes=False)
+    for key in range(1, 5):
+        engine.submit(request(key, random_tokens(40, 280, seed=key), 100))
+    seen = 0
+    while seen < 100:
+        before = seen
+        seen += sum(e.key == 1 for e in engine.step())
+        assert seen == before + 1 or seen == 0, "it lost a step"
+
+
+def test_a_request_that_can_never_fit_is_refused(make: Make) -> None:
+    engine = make(4)
+    with pytest.raises(Refused, match="pool"):
+        engine.submit(request(1, random_tokens(50, 280), 20))
+    with pytest.raises(Refused, match="context"):
+        make(64).submit(request(1, random_tokens(50, 280), 500))
+
+
+def test_a_log_without_room_for_parked_rows_costs_a_prefill_and_nothing_else(make: Make) -> None:
+    requests = [request(key, random_tokens(60, 280, seed=key), 70) for key in range(1, 7)]
+    engine = make(16, log=4096 + 6 * (1 << 18), share_prefixes=False)
+    for r in requests:
+        engine.submit(r)
+    assert run(engine) == alone(make, requests)
+    assert engine.stats()["preemptions"] > 0
+
+
+# --- fairness
+
+
+def test_short_prompts_do_not_wait_for_a_long_one(make: Make) -> None:
+    engine = make(64, share_prefixes=False)
+    engine.submit(request(1, random_tokens(400, 280, seed=1), 5))
+    engine.step()
+    for key in (2, 3):
+        engine.submit(request(key, random_tokens(10, 280, seed=key), 5))
+    firsts: dict[int, int] = {}
+    for step in range(60):
+        for e in engine.step():
+            firsts.setdefault(e.key, step)
+    assert firsts[2] <= 2
+    assert firsts[3] <= 2
+    assert 15 <= firsts[1] <= 40
+
+
+def test_a_decoding_stream_gets_a_token_in_each_step_beside_prompts(make: Make) -> None:
+    engine = make(64, share_prefixes=False)
+    engine.submit(request(1, random_tokens(5, 280), 60))
+    engine.step()
+    for key in (2, 3, 4):
+        engine.submit(request(key, random_tokens(100, 280, seed=key), 5))
+    for _ in range(20):
+        computed = sum(engine.decoder.computed(s.handle) for s in engine._scheduler.running)
+        assert [e.key for e in engine.step()].count(1) == 1
+        assert sum(engine.decoder.computed(s.handle) for s in engine._scheduler.running) - computed <= 24 + 4
+
+
+# --- shared beginnings
+
+
+def test_a_prompt_that_was_seen_is_not_computed_again(make: Make) -> None:
+    prompt = random_tokens(100, 280, seed=5)
+    requests = [request(1, prompt), request(2, [*prompt, 7, 8, 9]), request(3, [*prompt[:40], 11, 12])]
+    engine = make()
+    cached = {}
+    seen: dict[int, Outcome] = {}
+    for r in requests:
+        engine.submit(r)
+        while engine.busy():
+            for e in engine.step():
+                seen.setdefault(e.key, []).append((e.token, e.logprob, e.top))
+                if e.index == 0:
+                    cached[e.key] = e.cached
+        engine.release(r.key)
+    assert cached == {1: 0, 2: 96, 3: 32}
+    assert seen == alone(make, requests)
+
+
+def test_shared_rows_are_the_bytes_that_would_have_been_computed(make: Make) -> None:
+    prompt = random_tokens(100, 280, seed=5)
+    engine, apart = make(), make(share_prefixes=False)
+    for e in (engine, apart):
+        for key in (1, 2, 3):
+            e.submit(request(key, prompt, 40))
+        while len(e._sequences[3].emitted) < 10:
+            e.step()
+    assert engine._sequences[1].blocks[:6] == engine._sequences[2].blocks[:6] == engine._sequences[3].blocks[:6]
+    assert engine.stats()["positions_shared"] == 2 * 96
+    for key in (1, 2, 3):
+        count = min(len(rows(engine, key)), len(rows(apart, key)))
+        assert rows(engine, key)[:count] == rows(apart, key)[:count]
+
+
+def test_choices_of_one_request_share_its_prompt_though_they_start_together(make: Make) -> None:
+    prompt = random_tokens(100, 280, seed=5)
+    engine = make(14)  # three prompts alone would take 21 blocks
+    requests = [request(key, prompt, 25, stream=key) for key in (1, 2, 3)]
+    for r in requests:
+        engine.submit(r)
+    assert run(engine) == alone(make, requests)
+
+
+def test_generated_tokens_are_shared_by_the_next_turn(make: Make) -> None:
+    prompt = random_tokens(30, 280, seed=5)
+    engine = make()
+    engine.submit(request(1, prompt, 40))
+    tokens = [token for token, _, _ in run(engine)[1]]
+    engine.release(1)
+    engine.submit(request(2, [*prompt, *tokens, 5, 6, 7], 5))
+    assert [e.cached for e in next(filter(None, (engine.step() for _ in range(9))))] == [64]
+
+
+def test_kept_blocks_are_given_up_when_memory_is_wanted(make: Make) -> None:
+    engine = make(12)
+    for key in range(1, 9):
+        engine.submit(request(key, random_tokens(90, 280, seed=key), 10))
+        run(engine)
+        engine.release(key)
+    stats = engine.stats()
+    assert stats["kv_blocks_used"] == 0
+    assert 0 < stats["kv_blocks_kept"] <= 12
+
+
+def test_nothing_is_shared_when_that_is_switched_off(make: Make) -> None:
+    engine = make(share_prefixes=False)
+    for key in (1, 2):
+        engine.submit(request(key, random_tokens(100, 280, seed=5)))
+        run(engine)
+    assert engine.stats()["positions_shared"] == 0
+
+
+# --- all at once
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_sequence_is_the_same_alone_and_in_any_company(make: Make, data: st.DataObject) -> None:
+    """1 to 16 requests that join at random steps; some are cancelled; small pools, any threads, chunks and features."""
+    count = data.draw(st.integers(1, 16), label="requests")
+    stems = [random_tokens(120, 280, seed=100 + i) for i in range(3)]
+    requests = []
+    for key in range(1, count + 1):
+        stem = data.draw(st.sampled_from(stems))[: data.draw(st.integers(1, 120))]
+        prompt = [*stem, *random_tokens(data.draw(st.integers(0, 12)), 280, seed=key)]
+        kinds = [{}, {"temperature": 0.0}, {"top_p": 0.8, "presence_penalty": 0.6}, {"repetition_penalty": 1.3}]
+        requests.append(request(key, prompt, data.draw(st.integers(1, 40)), **data.draw(st.sampled_from(kinds))))
+    engine = make(
+        data.draw(st.integers(12, 40), label="blocks"),
+        log=data.draw(st.sampled_from([0, 8 << 20]), label="log"),
+        threads=data.draw(st.integers(1, 4), label="threads"),
+        share_prefixes=data.draw(st.booleans(), label="share"),
+    )
+    gone = set()
+    seen: dict[int, Outcome] = {}
+    try:
+        for r in requests:
+            engine.submit(r)
+            for _ in range(data.draw(st.integers(0, 6))):
+                for e in engine.step():
+                    seen.setdefault(e.key, []).append((e.token, e.logprob, e.top))
+            if data.draw(st.integers(0, 7)) == 0:
+                key = data.draw(st.integers(1, r.key))
+                engine.cancel(key)
+                gone.add(key)
+        run(engine, seen)
+        assert engine.stats()["kv_blocks_used"] == 0
+    finally:
+        engine.close()
+    expected = alone(make, [r for r in requests if r.key not in gone])
+    for key, outcome in expected.items():
+        assert seen[key] == outcome, f"request {key}"
