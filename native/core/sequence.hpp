@@ -55,6 +55,11 @@ inline int32_t run_sequence(const ol_task* given, ol_env* env) {
         std::snprintf(env->error, sizeof env->error, "a sequence needs the address of an ol_sequence");
         return OL_FAILED;
     }
+    if (plan->slots == 0 || (plan->steps == 0 && plan->count != 0)) {
+        std::snprintf(env->error, sizeof env->error, "a sequence needs the address of its %s",
+                      plan->slots == 0 ? "operator table (ol_executor.slots)" : "steps");
+        return OL_FAILED;
+    }
     ol_task task{};
     task.seq = given->seq;
     task.parts = 1;

@@ -63,6 +63,7 @@ NB_MODULE(_native, m) {
     }, "isa"_a);
 
     m.def("set_flush", &set_flush, "hook"_a.none());
+    m.def("set_recording", &set_recording, "hook"_a.none());
 
     nb::class_<Program>(m, "Program")
         .def("__init__", [](Program* self, [[maybe_unused]] nb::object owner, uint64_t executor, nb::bytes block, uint64_t size, const std::vector<StepTuple>& steps,
@@ -109,7 +110,7 @@ NB_MODULE(_native, m) {
              "grad"_a, "timeout"_a)
         .def("add", [](Replay& r, const std::vector<KeyTuple>& inputs, const std::vector<uint32_t>& same_as, bool alias_sensitive,
                        const std::vector<nb::object>& constants, const std::vector<KeyTuple>& constant_keys, const std::vector<KeyTuple>& outputs,
-                       const std::string& form, nb::object finish, nb::object python, nb::object program, bool wants_grad, size_t most) {
+                       const std::string& form, nb::object finish, nb::object python, nb::object program, size_t most) {
             Variant v;
             v.inputs = keys_of(inputs);
             v.same_as = same_as;
@@ -122,13 +123,12 @@ NB_MODULE(_native, m) {
             v.python = python;
             v.program = program.is_none() ? nullptr : nb::cast<Program*>(program);
             v.program_owner = program;
-            v.wants_grad = wants_grad;
             if (v.same_as.size() != v.inputs.size() || v.constants.size() != v.constant_keys.size()) throw nb::value_error("lengths differ");
             if (v.program != nullptr && v.program->slots() < v.inputs.size() + v.constants.size() + v.outputs.size())
                 throw nb::value_error("the program has too few slots");
             r.add(std::move(v), most);
         }, "inputs"_a, "same_as"_a, "alias_sensitive"_a, "constants"_a, "constant_keys"_a, "outputs"_a, "form"_a, "finish"_a.none(),
-           "python"_a.none(), "program"_a.none(), "wants_grad"_a, "most"_a)
+           "python"_a.none(), "program"_a.none(), "most"_a)
         .def("clear", &Replay::clear)
         .def_prop_ro("variants", &Replay::size)
         .def_prop_ro("calls", &Replay::calls)

@@ -14,14 +14,17 @@ namespace outlast {
 
 namespace {
 
-constexpr size_t most_arguments = 64, most_outputs = 64;
+// Both live on the stack: 56 KiB.  A compiled model has its parameters as arguments, its gradients as outputs.  Known to
+// outlast.executor.replay as MOST_TENSORS.
+constexpr size_t most_arguments = 1024, most_outputs = 1024;
 // Plans shorter than this keep the interpreter's lock: giving it up and taking it again costs some 100 ns, more when
 // other threads want it.
 constexpr double keep_lock_ns = 20000;
 
 bool fits(const TensorKey& key, const dlpack::Tensor& t) {
     if (t.device.type != dlpack::cpu || t.dtype.lanes != 1) return false;
-    if (key.dtype != (static_cast<uint16_t>(t.dtype.code) << 8 | t.dtype.bits)) return false;
+    // 0xffff: a constant of a type that only PyTorch works on.
+    if (key.dtype != 0xffff && key.dtype != (static_cast<uint16_t>(t.dtype.code) << 8 | t.dtype.bits)) return false;
     const size_t n = key.shape.size();
     if (static_cast<size_t>(t.ndim) != n) return false;
     for (size_t i = 0; i < n; ++i)
@@ -51,6 +54,19 @@ std::pair<uint64_t, uint64_t> span(const TensorKey& key, uint64_t address) {
         (reach < 0 ? low : high) += reach;
     }
     return {address + static_cast<uint64_t>(low * item), address + static_cast<uint64_t>((high + 1) * item)};
+}
+
+// Whether no two distinct tensors among a variant's arguments and constants share memory.
+bool shares_nothing(const Variant& v, const uint64_t* addresses) {
+    std::vector<std::pair<uint64_t, uint64_t>> spans;
+    for (size_t i = 0; i < v.inputs.size(); ++i)
+        if (v.same_as[i] == i) spans.push_back(span(v.inputs[i], addresses[i]));
+    for (size_t i = 0; i < v.constants.size(); ++i) spans.push_back(span(v.constant_keys[i], v.constant_addresses[i]));
+    std::erase_if(spans, [](const auto& s) { return s.first == s.second; });
+    std::sort(spans.begin(), spans.end());
+    for (size_t i = 1; i < spans.size(); ++i)
+        if (spans[i].first < spans[i - 1].second) return false;
+    return true;
 }
 
 const dlpack::Exchange& table(const void* exchange) { return *static_cast<const dlpack::Exchange*>(exchange); }
@@ -85,6 +101,8 @@ void Replay::add(Variant&& variant, size_t most) {
     if (variant.outputs.size() > most_outputs) throw std::invalid_argument("too many outputs");
     variant.constant_addresses.assign(variant.constants.size(), 0);
     variant.used = ++clock_;
+    for (size_t i = 0; i < variant.inputs.size(); ++i)
+        if (variant.inputs[i].maybe_negated()) variant.maybe_negated.push_back(static_cast<uint32_t>(i));
     Hash hash;
     for (const TensorKey& key : variant.inputs) hash.add(key.dtype, key.shape.size(), key.shape.data(), key.strides.data());
     hashes_.insert(hashes_.begin(), hash.value);
@@ -113,14 +131,23 @@ uint64_t Replay::calls() const {
 }
 
 static PyObject* flush_hook = nullptr;
+static PyObject* recording_hook = nullptr;
 
-void set_flush(nb::object hook) {
-    PyObject* before = flush_hook;
-    flush_hook = hook.is_none() ? nullptr : hook.release().ptr();
+static void set_hook(PyObject*& which, nb::object hook) {
+    PyObject* before = which;
+    which = hook.is_none() ? nullptr : hook.release().ptr();
     Py_XDECREF(before);
 }
 
+void set_flush(nb::object hook) { set_hook(flush_hook, std::move(hook)); }
+
+void set_recording(nb::object hook) { set_hook(recording_hook, std::move(hook)); }
+
 nb::object Replay::call(nb::tuple arguments) {
+    if (recording_hook != nullptr) [[unlikely]] {
+        nb::object instead = nb::borrow(recording_hook)();
+        if (!instead.is_none()) return instead(nb::find(this), arguments);
+    }
     if (flush_hook != nullptr) nb::borrow(flush_hook)();
     PyObject* const* args = reinterpret_cast<PyTupleObject*>(arguments.ptr())->ob_item;
     const size_t count = arguments.size();
@@ -146,13 +173,6 @@ nb::object Replay::call(nb::tuple arguments) {
             if (!fits(v.inputs[i], views[i])) return false;
             if (v.same_as[i] != i && args[v.same_as[i]] != args[i]) return false;
         }
-        if (v.alias_sensitive)
-            for (size_t i = 0; i < count; ++i)
-                for (size_t k = i + 1; k < count; ++k) {
-                    if (v.same_as[k] == v.same_as[i]) continue;
-                    const auto a = span(v.inputs[i], addresses[i]), b = span(v.inputs[k], addresses[k]);
-                    if (a.first < b.second && b.first < a.second) return false;
-                }
         return true;
     };
     std::shared_ptr<Variant> found;  // held: another thread may drop it as soon as Python code runs
@@ -168,7 +188,7 @@ nb::object Replay::call(nb::tuple arguments) {
                 if (hashes_[i] == hash.value && matches(*variants_[i])) found = variants_[i];
         }
     }
-    if (found != nullptr && !found->constants.empty() && found->program != nullptr) {
+    if (found != nullptr && !found->constants.empty()) {
         // A parameter may have got other memory since (`.data = ...`): its address is looked up each time.
         for (size_t i = 0; i < found->constants.size(); ++i) {
             dlpack::Tensor t;
@@ -180,6 +200,17 @@ nb::object Replay::call(nb::tuple arguments) {
             found->constant_addresses[i] = address_of(t);
         }
     }
+    if (found != nullptr && found->alias_sensitive && !shares_nothing(*found, addresses)) found = nullptr;
+    if (found != nullptr) {
+        static PyObject* const name = PyUnicode_InternFromString("is_neg");
+        for (const uint32_t i : found->maybe_negated) {
+            nb::object negated = nb::steal(PyObject_CallMethodNoArgs(args[i], name));
+            if (!negated.is_valid()) throw nb::python_error();
+            if (negated.ptr() != Py_True) continue;
+            found = nullptr;
+            break;
+        }
+    }
     if (found == nullptr) {
         ++misses_;
         return miss_(arguments);
@@ -189,12 +220,14 @@ nb::object Replay::call(nb::tuple arguments) {
     if (!enabled.is_valid()) throw nb::python_error();
     if (enabled.ptr() == Py_True) {
         static PyObject* const name = PyUnicode_InternFromString("requires_grad");
-        bool wanted = found->wants_grad;
-        for (size_t i = 0; i < count && !wanted; ++i) {
-            nb::object wants = nb::steal(PyObject_GetAttr(args[i], name));
-            if (!wants.is_valid()) throw nb::python_error();
-            wanted = wants.ptr() == Py_True;
-        }
+        const auto wants = [](PyObject* tensor) {
+            nb::object answer = nb::steal(PyObject_GetAttr(tensor, name));
+            if (!answer.is_valid()) throw nb::python_error();
+            return answer.ptr() == Py_True;
+        };
+        bool wanted = false;
+        for (size_t i = 0; i < count && !wanted; ++i) wanted = wants(args[i]);
+        for (size_t i = 0; i < found->constants.size() && !wanted; ++i) wanted = wants(found->constants[i].ptr());
         if (wanted) return grad_(arguments);
     }
     last_ = found;

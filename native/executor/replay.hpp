@@ -12,13 +12,23 @@ namespace outlast {
 struct TensorKey {
     uint16_t dtype;  // DLPack's code << 8 | bits
     std::vector<int64_t> shape, strides;
+
+    // Whether the imaginary part of a conjugated complex tensor can look like this: every step is over a pair.  Such a
+    // tensor is negated lazily, by a bit that the view of its memory does not show.
+    bool maybe_negated() const {
+        if (dtype >> 8 != 2) return false;
+        for (size_t i = 0; i < shape.size(); ++i)
+            if (shape[i] > 1 && strides[i] % 2 != 0) return false;
+        return true;
+    }
 };
 
 // One specialisation: a plan for one combination of shapes, strides, dtypes and identities of the arguments.
 struct Variant {
     std::vector<TensorKey> inputs;
     std::vector<uint32_t> same_as;        // argument i is the same tensor as argument same_as[i] (itself if it is the first)
-    bool alias_sensitive = false;         // it changes an argument: no other two may share memory
+    bool alias_sensitive = false;         // it changes memory that it was given: no two arguments or constants may share any
+    std::vector<uint32_t> maybe_negated;  // arguments that are asked whether they are
     std::vector<nanobind::object> constants;
     std::vector<TensorKey> constant_keys;
     std::vector<uint64_t> constant_addresses;  // as of this call, under the interpreter's lock
@@ -28,13 +38,15 @@ struct Variant {
     nanobind::object python;              // not none: runs the call instead (plans that PyTorch takes part in)
     Program* program = nullptr;
     nanobind::object program_owner;
-    bool wants_grad = false;              // a constant requires grad
     uint64_t calls = 0;
     uint64_t used = 0;
 };
 
 // Called before a replay looks at tensors, while some may have no content yet (outlast.executor.interception); None = no one.
 void set_flush(nanobind::object hook);
+// Called first: while a function is recorded, a call of a replay inside it has to show its operators.  What it returns,
+// unless None, is called with (replay, arguments) in place of the plan (outlast.executor.trace); None = no one.
+void set_recording(nanobind::object hook);
 
 class Replay {
   public:

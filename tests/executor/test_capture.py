@@ -428,3 +428,136 @@ def test_report_counts_steps_and_kernels(count: int) -> None:
 
     report = capture(repeated, torch.rand(4), fuse=False).report()
     assert (report.steps, sum(report.kernels.values()), report.fused) == (count, count, 0)
+
+
+# --- what a plan can not see
+
+
+def test_a_result_behind_a_shape_that_depends_on_content_is_memory_of_its_own() -> None:
+    def picked(x: Any) -> Any:
+        y = x * 2 + 1
+        return x.nonzero(), y.t()
+
+    replay = capture(picked, torch.ones(3, 3))
+    x = torch.full((3, 3), 2.0)
+    result = replay(x)[1]
+    replay(torch.full((3, 3), 7.0))
+    same(result, (x * 2 + 1).t())
+
+
+def test_python_that_reads_a_shape_that_depends_on_content_gets_todays() -> None:
+    def mean(x: Any) -> Any:
+        kept = x[x > 0]
+        return kept.sum() / kept.shape[0], torch.ones(kept.numel())
+
+    replay = capture(mean, torch.tensor([1.0, 2.0, -1.0]))
+    for content in ([1.0, 2.0, 3.0], [4.0, 5.0, -3.0], [-1.0, -1.0, 6.0]):
+        x = torch.tensor(content)
+        same(replay(x), mean(x))
+
+    def changing(x: Any) -> Any:
+        x.add_(1)
+        return x[x > 0] * 2
+
+    replay = capture(changing, torch.tensor([1.0, 2.0, -3.0]))
+    x = torch.tensor([1.0, 2.0, 3.0])
+    same(replay(x), torch.tensor([4.0, 6.0, 8.0]))
+    same(x, torch.tensor([2.0, 3.0, 4.0]))  # changed once
+
+
+def test_a_replay_inside_a_captured_function_is_part_of_the_plan() -> None:
+    inner = capture(lambda x: x * 2, torch.randn(4))
+    outer = capture(lambda x: inner(x) + 1, torch.randn(4))
+    for _ in range(2):
+        x = torch.randn(4)
+        same(outer(x), x * 2 + 1)
+        same(inner(x), x * 2)
+
+
+@pytest.mark.parametrize("leak", [lambda x: torch.from_numpy(x.numpy() * 2) + 1, lambda x: torch.tensor(x.tolist())])
+def test_content_that_leaves_through_numpy_or_a_list_is_refused(leak: Callable[[Any], Any]) -> None:
+    with pytest.raises(DataDependent, match="content"):
+        capture(leak, torch.randn(4))
+
+
+def test_hundreds_of_arguments_and_results_are_one_plan() -> None:
+    tensors = [torch.randn(3) for _ in range(200)]
+    replay = capture(lambda *all_of: [one + 1 for one in all_of], *tensors)
+    for _ in range(3):
+        same(replay(*tensors), [one + 1 for one in tensors])
+    assert (replay.report().captures, replay.report().calls) == (1, 3)
+
+
+def test_minus_zero_is_another_argument_and_nan_is_the_same_one() -> None:
+    replay = capture(lambda x, number: x / number, torch.ones(2), 0.0)
+    same(replay(torch.ones(2), -0.0), torch.full((2,), -float("inf")))
+    same(replay(torch.ones(2), 0.0), torch.full((2,), float("inf")))
+    for _ in range(3):
+        replay(torch.ones(2), float("nan"))
+    assert replay.report().captures == 3
+
+
+def test_a_lazy_negation_is_no_plain_memory() -> None:
+    replay = capture(lambda x: x * 2, torch.view_as_complex(torch.randn(4, 2)).imag)
+    negated = torch.view_as_complex(torch.randn(4, 2)).conj().imag
+    assert negated.is_neg()
+    same(replay(negated), negated * 2)
+    with pytest.raises(OutlastError, match="resolve_conj"):
+        capture(lambda x: x * negated, torch.randn(4))
+
+
+def test_complex_numbers_inside_are_left_to_pytorch() -> None:
+    def spectrum(x: Any) -> Any:
+        return torch.view_as_real(torch.fft.fft(x)) + 1, torch.fft.fft(x).real * 2
+
+    replay = capture(spectrum, torch.randn(8))
+    x = torch.randn(8)
+    same(replay(x), spectrum(x))
+
+
+@pytest.mark.parametrize("function", [lambda x, w: x * w, lambda x, w: torch.special.i1(x * w)])
+def test_a_weight_that_comes_to_want_gradients_gets_them(function: Callable[[Any, Any], Any]) -> None:
+    weight = torch.randn(3)
+    replay = capture(lambda x: function(x, weight), torch.randn(3))
+    assert not replay(torch.randn(3)).requires_grad
+    weight.requires_grad_(True)
+    assert replay(torch.randn(3)).requires_grad
+
+
+def test_state_that_is_also_an_argument() -> None:
+    state = torch.zeros(4)
+
+    def step(x: Any) -> Any:
+        state.add_(1)
+        return x * 2
+
+    replay = capture(step, torch.randn(4))
+    same(replay(state), torch.full((4,), 2.0))
+    same(state, torch.ones(4))
+    replay = capture(lambda x: x + state, state)  # the closure is not taken for the argument
+    same(replay(torch.zeros(4)), torch.ones(4))
+
+
+def test_memory_replaced_behind_the_plan_is_refused() -> None:
+    def replaced(x: Any) -> Any:
+        y = x + 1
+        y.data = x * 3
+        return y * 2
+
+    with pytest.raises(OutlastError, match="other memory"):
+        capture(replaced, torch.randn(3))
+
+
+def test_an_object_with_tensors_is_refused_as_a_result() -> None:
+    class Both:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    with pytest.raises(OutlastError, match="pytree"):
+        capture(lambda x: Both(x + 1), torch.randn(3))
+
+
+def test_a_transform_of_torch_func_runs_the_function() -> None:
+    replay = capture(lambda x: x * 2, torch.randn(4))
+    x = torch.randn(3, 4)
+    same(torch.vmap(replay)(x), x * 2)

@@ -101,3 +101,23 @@ def test_in_place_changes_reach_the_caller() -> None:
     with torch.no_grad():
         assert torch.compile(function, backend=BACKEND, options={"fuse": False})(x).tolist() == [2.0] * 4
     assert x.tolist() == [1.0] * 4
+
+
+def test_what_can_not_be_planned_runs_as_it_is() -> None:
+    def negated(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).conj().imag * 2
+
+    fast = torch.compile(negated, backend=BACKEND)
+    for _ in range(2):
+        x = torch.randn(8)
+        torch.testing.assert_close(fast(x), negated(x))
+
+
+def test_a_model_of_more_than_64_parameters_trains_on_one_plan_each_way() -> None:
+    net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(40)])
+    fast = torch.compile(net, backend=BACKEND, options={"fuse": False})
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        fast(x).sum().backward()
+    reports = [replay.report() for replay in compile_backend.replays()[-2:]]
+    assert [(report.calls, report.captures) for report in reports] == [(2, 1), (2, 1)]

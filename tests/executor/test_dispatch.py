@@ -217,3 +217,11 @@ def test_a_training_step_inside_has_eagers_gradients() -> None:
     with dispatch(report=None):
         torch.nn.functional.mse_loss(model(x), target).backward()
     torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+def test_an_out_argument_that_is_resized() -> None:
+    with torch.no_grad(), dispatch(report=None):
+        for _ in range(3):
+            x, out = torch.randn(4) * 2, torch.empty(0)
+            torch.add(x, 1, out=out)
+            assert torch.equal(out, x + 1)

@@ -223,3 +223,14 @@ def test_a_call_to_a_parked_executor_times_out_and_runs_after_resume(library: Li
         executor.resume()
         executor.wait(executor.native.tail)
         assert cell[0] == 1
+
+
+@pytest.mark.parametrize(("member", "named"), [("slots", "operator table"), ("steps", "steps")])
+def test_a_sequence_without_its_addresses_fails_and_says_which(library: Library, member: str, named: str) -> None:
+    with Executor() as executor:
+        api = Api(executor)
+        plan = Plan(api, [(0, 0)])
+        plan.head[member] = 0
+        status, text = api.run_one(int(api.fields["sequence"]), plan.address)
+        assert status != 0
+        assert named in text

@@ -10,6 +10,9 @@ def operators(isa: str) -> dict[str, int]:
 def set_flush(hook: Callable[[], object] | None) -> None:
     """What a replay calls before it looks at its arguments."""
 
+def set_recording(hook: Callable[[], Callable[[Any, tuple[Any, ...]], Any] | None] | None) -> None:
+    """What a replay asks first: an answer that is not None is called with it and its arguments instead of the plan."""
+
 class Program:
     """A plan in memory."""
 
@@ -59,7 +62,6 @@ class Replay:
         finish: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None,
         python: Callable[[tuple[Any, ...]], Any] | None,
         program: Program | None,
-        wants_grad: bool,
         most: int,
     ) -> None: ...
     def clear(self) -> None: ...

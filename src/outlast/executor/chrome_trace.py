@@ -74,13 +74,14 @@ class _Recorder(Mixed):
         self.events: list[_Event] = []
         super().__init__(plan, dataclasses.replace(program, native=_Timed(program, self.events)), timeout)
 
-    def _external(self, step: External, look: Any, bases: Any) -> None:
+    def _external(self, step: External, look: Any, bases: Any) -> bool:
         started = time.perf_counter_ns()
-        super()._external(step, look, bases)
+        going_on = super()._external(step, look, bases)
         details = {"reason": step.reason, **_operands(step.reads, [one for one in step.outs if one is not None])}
         self.events.append(
             _Event(overload_name(step.call.op), "PyTorch", started, time.perf_counter_ns(), details)
         )  # fmt: skip
+        return going_on
 
 
 class _Timed:

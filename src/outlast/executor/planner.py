@@ -230,9 +230,10 @@ class Planner:
         args, kwargs = self._resolve(call.args), {key: self._resolve(one) for key, one in call.kwargs.items()}
         before = len(self.steps)
         try:
-            if call.after_dynamic:
+            values: tuple[Value | None, ...] | None = self._views(call)
+            if values is None and call.after_dynamic:
                 raise Unsupported("a shape from here on depends on the content of a tensor")
-            values = self._views(call) or self._lowered(call, lower, args, kwargs)
+            values = values or self._lowered(call, lower, args, kwargs)
         except Unsupported as why:
             del self.steps[before:]
             values = self._external(call, args, kwargs, str(why))

@@ -12,6 +12,7 @@ and read where it lies at each call; Python values and control flow are frozen a
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from outlast.executor.planner import External, Plan, Planner, flat
 from outlast.executor.program import Output, Program, assemble
 from outlast.executor.runtime import Executor
 from outlast.executor.shared import default_executor
-from outlast.executor.trace import TensorRef, Trace, dtype_names, record, torch_dtypes
+from outlast.executor.trace import TensorRef, Trace, dtype_names, record, torch_dtype, torch_dtypes
 from outlast.executor.values import Value
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
+MOST_TENSORS = 1024  #: arguments of a replay, and results of a plan; native/executor/replay.cpp has them on its stack
 DEFAULT_VARIANTS = 256  #: plans that a replay keeps, the least recently used go first
 _DLPACK = {
     "bool": (6, 8), "u8": (1, 8), "i8": (0, 8), "i16": (0, 16), "i32": (0, 32), "i64": (0, 64), "f16": (2, 16),
@@ -112,6 +114,9 @@ class Replay(_native.Replay):
         self.captures = 0
         self.newest: Program | None = None
         self.eager: Counter[str] = Counter()
+        self.lenient = False  #: what can not be planned runs as it is, with a count, instead of being refused
+        self._refused = ""  #: why it is not tried again
+        self._changes = False  #: some plan changes memory that it was given
         self._on_mismatch = on_mismatch
         self._max_variants = max_variants
         self._nested: dict[Any, Replay] = {}
@@ -126,8 +131,28 @@ class Replay(_native.Replay):
         if rest is not None:
             self._for_rest(rest).prepare(*tensors)
             return
-        trace, _ = record(self.function, tensors, lambda function: function(*tensors), keep=True)
+        reason = _unfit(tensors)
+        if reason:
+            raise Refused(
+                f"cannot capture: {reason}", why="a plan is made for plain strided tensors in host memory",
+                do="Give such examples; later calls with others run the function itself.",
+            )  # fmt: skip
+        trace, _ = self._record(tensors, keep=True)
         self._add(trace, tensors)
+
+    def _record(self, tensors: Sequence[torch.Tensor], *, keep: bool) -> tuple[Trace, Any]:
+        """Run the function once on these.
+
+        It gets other tensors of the same memory, so that one that it closes over is not taken for the argument which
+        it happens to be this time.
+        """
+        from torch.utils import _pytree as pytree
+
+        others = {id(tensor): _twin(tensor) for tensor in tensors}
+        given = [others[id(tensor)] for tensor in tensors]
+        trace, result = record(self.function, given, lambda function: function(*given), keep=keep)
+        back = {id(other): tensor for tensor, other in zip(tensors, given, strict=True)}
+        return trace, pytree.tree_map(lambda leaf: back.get(id(leaf), leaf), result)
 
     def _miss(self, args: tuple[Any, ...]) -> Any:
         """Arguments that no plan fits."""
@@ -136,7 +161,7 @@ class Replay(_native.Replay):
         tensors, rest = _split(args)
         if rest is not None:
             return self._for_rest(rest)(*tensors)
-        reason = _unfit(tensors)
+        reason = self._refused or _unfit(tensors)
         if reason:
             return self._eagerly(reason, args)
         if torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or self._wants_grad()):
@@ -148,9 +173,16 @@ class Replay(_native.Replay):
                 do="Use on_mismatch='recapture', or pass tensors of the captured dtype, shape and strides.",
             )
         if self._changes_shared(tensors):
-            return self._eagerly("arguments share memory and one of them is changed", args)
+            return self._eagerly("tensors share memory and one of them is changed", args)
+        try:
+            with self._lock:
+                trace, result = self._record(tensors, keep=False)
+        except Refused as error:
+            if not self.lenient:
+                raise
+            self._refused = str(error)
+            return self._eagerly(self._refused, args)
         with self._lock:
-            trace, result = record(self.function, tensors, lambda function: function(*tensors), keep=False)
             self._add(trace, tensors)
         return result
 
@@ -174,11 +206,17 @@ class Replay(_native.Replay):
 
     def _add(self, trace: Trace, tensors: Sequence[torch.Tensor]) -> None:
         plan = Planner().plan(trace)
+        if any(call.after_dynamic for call in trace.calls) and (plan.mutated or _draws(trace)):
+            self._refused = "a shape depends on the content of a tensor, in a function that can not be begun twice"
+            return
         if self.fuse is not False:
             from outlast.executor.fusion import fuse_plan
 
             fuse_plan(plan, required=self.fuse is True)
         program = assemble(plan, self.executor)
+        if len(program.outputs) > MOST_TENSORS:
+            self._refused = f"it makes {len(program.outputs)} results (the most is {MOST_TENSORS})"
+            return
         keys = [_key(ref.meta) for ref in trace.inputs]
         same_as = [next(k for k, t in enumerate(tensors) if t is tensor) for tensor in tensors]
         mixed = not program.only_native
@@ -187,18 +225,18 @@ class Replay(_native.Replay):
         self.add(
             inputs=keys,
             same_as=same_as,
-            alias_sensitive=any(buffer.kind == "input" for buffer in plan.mutated),
+            alias_sensitive=bool(plan.mutated),
             constants=[tensor for _, tensor in trace.constants],
             constant_keys=[_key(ref.meta) for ref, _ in trace.constants],
             outputs=[] if mixed else [_output_key(output) for output in program.outputs],
             form=form,
             finish=finish,
-            python=Mixed(plan, program, self.timeout) if mixed else None,
+            python=Mixed(plan, program, self.timeout, self._eagerly) if mixed else None,
             program=program.native,
-            wants_grad=trace.wants_grad,
             most=self._max_variants,
         )
         self._counts.add(self._counted, program, self.executor)
+        self._changes = self._changes or bool(plan.mutated)
         self.captures += 1
         self.newest = program
 
@@ -211,18 +249,19 @@ class Replay(_native.Replay):
         self.eager[reason] += 1
         return self.function(*args)
 
+    def _closed_over(self) -> list[torch.Tensor]:
+        return [tensor for _, tensor in self.newest.plan.trace.constants] if self.newest is not None else []
+
     def _wants_grad(self) -> bool:
-        return self.newest is not None and self.newest.plan.trace.wants_grad
+        return any(tensor.requires_grad for tensor in self._closed_over())
 
     def _changes_shared(self, tensors: Sequence[torch.Tensor]) -> bool:
-        if self.newest is None or not any(buffer.kind == "input" for buffer in self.newest.plan.mutated):
+        """Whether it changes memory, and two different tensors among those it knows share some."""
+        if not self._changes:
             return False
-        spans = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
-        return any(
-            a is not b and x[0] < y[0] + y[1] and y[0] < x[0] + x[1]
-            for i, (a, x) in enumerate(zip(tensors, spans, strict=True))
-            for b, y in list(zip(tensors, spans, strict=True))[:i]
-        )
+        distinct = {id(tensor): tensor for tensor in (*tensors, *self._closed_over())}
+        spans = sorted(span for span in map(_span, distinct.values()) if span[0] < span[1])
+        return any(after[0] < before[1] for before, after in itertools.pairwise(spans))
 
     def _captured(self) -> str:
         if self.newest is None:
@@ -269,7 +308,14 @@ class Replay(_native.Replay):
 class Mixed:
     """Runs a plan that PyTorch takes part in: stretches of steps, and calls of aten operators between them."""
 
-    def __init__(self, plan: Plan, program: Program, timeout: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        timeout: float,
+        eagerly: Callable[[str, tuple[Any, ...]], Any] | None = None,
+    ) -> None:
+        self._eagerly = eagerly
         self._plan = plan
         self._program = program
         self._timeout = timeout
@@ -293,22 +339,34 @@ class Mixed:
             look = _Look(program, args, self._constants, bases, self._scratch)
             for stretch in program.stretches:
                 if stretch.external is not None:
-                    self._external(stretch.external, look, bases)
+                    if not self._external(stretch.external, look, bases):
+                        break
                     continue
                 status, step, text = native.run(stretch.first, stretch.count, self._timeout)
                 if status != 0:
                     raise_step_failure(program, step, status, text)
-            leaves = [look(one) if isinstance(one, Value) else one for one in self._plan.outputs]
-        _note_changes(self._plan, args)
-        return pytree.tree_unflatten(leaves, self._plan.trace.spec)
+            else:
+                leaves = [look(one) if isinstance(one, Value) else one for one in self._plan.outputs]
+                _note_changes(self._plan, args)
+                return pytree.tree_unflatten(leaves, self._plan.trace.spec)
+        why = "a shape that depends on the content of a tensor is not the one that was captured"
+        if self._eagerly is None:
+            raise Refused("this call can not be followed step by step", why=why)
+        # Nothing was changed and nothing drawn (such plans are not made), so that it can be begun again.
+        return self._eagerly(why, args)
 
-    def _external(self, step: External, look: _Look, bases: dict[int, torch.Tensor]) -> None:
+    def _external(self, step: External, look: _Look, bases: dict[int, torch.Tensor]) -> bool:
+        """Run one call; False if a shape that depends on data makes the rest of the plan wrong."""
         result = step.call.op(*look.tree(step.args), **look.tree(step.kwargs))
         results = list(result) if isinstance(result, tuple | list) else [result]
+        if step.call.after_dynamic and len(results) != len(step.outs):
+            return False
         for value, one in zip(step.outs, results, strict=True):
             if value is None or value.buffer.kind != "external" or value.buffer.made_by is not step:
                 continue
-            if not step.call.after_dynamic and (tuple(one.shape), one.stride()) != (value.shape, value.stride):
+            if (tuple(one.shape), one.stride()) != (value.shape, value.stride):
+                if step.call.after_dynamic:
+                    return False
                 raise Refused(
                     f"{step.call.op} gave {tuple(one.shape)} with strides {one.stride()}",
                     why=f"it gave {value.shape} with {value.stride} when it was captured",
@@ -318,6 +376,7 @@ class Mixed:
             slot = self._program.slots.get(id(value.buffer))
             if slot is not None:
                 self._program.native.bind(slot, one.data_ptr())
+        return True
 
 
 class _Look:
@@ -373,9 +432,7 @@ def view_of(base: torch.Tensor, value: Value, shift: int = 0) -> torch.Tensor:
     """`value` as a view of its buffer's tensor; offsets count from the base's first element."""
     import torch
 
-    dtype = torch_dtypes().get(value.dtype)
-    if dtype is None:
-        dtype = base.dtype
+    dtype = torch_dtype(value.dtype)
     size = dtype.itemsize
     if base.dtype == dtype and not shift:
         if value.offset == 0 and tuple(base.shape) == value.shape and base.stride() == value.stride:
@@ -515,22 +572,63 @@ def _split(args: Sequence[Any]) -> tuple[list[Any], Any]:
         return list(args), None
     leaves, spec = pytree.tree_flatten(tuple(args))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    others = tuple((type(leaf), leaf) if not isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+    # 0.0 == -0.0 and nan != nan, but functions tell the one apart and not the other: numbers are compared as texts.
+    others = tuple(
+        None
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf)
+        for leaf in leaves
+    )
+
+    kept = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def rebuild(given: Sequence[Any]) -> Any:
         them = iter(given)
-        return pytree.tree_unflatten([next(them) if one is None else one[1] for one in others], spec)
+        both = zip(others, kept, strict=True)
+        return pytree.tree_unflatten([next(them) if other is None else one for other, one in both], spec)
 
     return tensors, ((others, str(spec)), rebuild)
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor object of the same memory, kind and attributes."""
+    import torch
+
+    twin = tensor.detach()
+    if type(tensor) is torch.nn.Parameter:
+        twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    elif tensor.requires_grad:
+        twin.requires_grad_(True)
+    twin.__dict__.update(tensor.__dict__)
+    return twin
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte (exclusive) that a tensor may touch."""
+    if tensor.numel() == 0:
+        return 0, 0
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def _draws(trace: Trace) -> bool:
+    """Whether it takes random numbers."""
+    import torch
+
+    return any(torch.Tag.nondeterministic_seeded in call.op.tags for call in trace.calls)
 
 
 def _unfit(tensors: Sequence[torch.Tensor]) -> str:
     """Why arguments can not be captured; "" if they can."""
     import torch
 
+    if len(tensors) > MOST_TENSORS:
+        return f"there are {len(tensors)} tensors among the arguments (the most is {MOST_TENSORS})"
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return f"an argument is a {type(tensor).__name__}"
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "an argument is inside a transform of torch.func"
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return f"an argument is on {tensor.device} with layout {tensor.layout}"
         if tensor.dtype not in dtype_names():

@@ -2,14 +2,21 @@
 
 Results, shapes, strides and aliases are therefore eager's own. A call whose result is a number that depends on data
 (`item`, `equal`) would freeze that number into a plan, so recording refuses it; after a result whose *shape* depends on
-data (`nonzero`), the calls that follow are marked: the plan ends there and PyTorch runs the rest.
+data (`nonzero`), the calls that follow are marked: the plan ends there and PyTorch runs the rest, as long as the shapes
+are those that were recorded.
+
+A replay that is called inside shows its operators: it runs its function instead of its plan while its thread records.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.errors import Refused
@@ -53,7 +60,6 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)  #: flat: `TensorRef` or another object
     spec: Any = None  #: tree of the outputs
-    wants_grad: bool = False  #: a constant requires grad
 
 
 def overload_name(op: Any) -> str:
@@ -77,6 +83,13 @@ def dtype_names() -> dict[Any, str]:
 def torch_dtypes() -> dict[str, Any]:
     """The reverse of `dtype_names`."""
     return {name: dtype for dtype, name in dtype_names().items()}
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch.dtype of a `Meta`'s name, supported or not."""
+    import torch
+
+    return torch_dtypes().get(name) or getattr(torch, name.removeprefix("torch."))
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
@@ -110,7 +123,7 @@ def record(
     recorder = _recorder_type()(inputs)
     mode = torch.inference_mode() if torch.is_inference_mode_enabled() else torch.no_grad()
     try:
-        with mode, recorder:
+        with mode, _shown_replays(), recorder.reads, recorder:
             result = call(function)
         leaves, recorder.trace.spec = pytree.tree_flatten(result)
         recorder.trace.outputs = [recorder.output(leaf) for leaf in leaves]
@@ -122,16 +135,74 @@ def record(
     return recorder.trace, result
 
 
+_recording: Counter[int] = Counter()  #: by thread
+_recording_lock = threading.Lock()
+
+
+@contextmanager
+def _shown_replays() -> Iterator[None]:
+    """Replays that this thread calls run their functions, whose operators are seen."""
+    from outlast.executor import _native
+
+    me = threading.get_ident()
+
+    def function_of(replay: Any, args: tuple[Any, ...]) -> Any:
+        return replay.function(*args)
+
+    with _recording_lock:
+        _recording[me] += 1
+        _native.set_recording(lambda: function_of if threading.get_ident() in _recording else None)
+    try:
+        yield
+    finally:
+        with _recording_lock:
+            _recording[me] -= 1
+            if not _recording[me]:
+                del _recording[me]
+            if not _recording:
+                _native.set_recording(None)
+
+
+#: methods that take a tensor's content to where no operator is seen
+_LEAKS = ("numpy", "__array__", "tolist", "__dlpack__", "storage", "_typed_storage")
+
+
 @functools.cache
 def _recorder_type() -> type[Any]:
     """The recording mode; a class made late, since its base needs torch."""
     import torch
+    from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from outlast.executor import lowering
 
     item_like = {torch.Tag.data_dependent_output}
     dynamic = {torch.Tag.dynamic_output_shape}
+    plain = (
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        slice,
+        type,
+        Enum,
+    )
+    fixed = (*plain, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+    class Reads(TorchFunctionMode):
+        """Refuses what would take content out of a tensor, past the recorder."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = getattr(func, "__name__", "")
+            if name in _LEAKS and getattr(torch.Tensor, name, None) in (func, getattr(func, "__func__", func)):
+                raise _data_dependent(f"Tensor.{name}")
+            return func(*args, **(kwargs or {}))
 
     class Recorder(TorchDispatchMode):
         """Records calls while they run."""
@@ -139,6 +210,8 @@ def _recorder_type() -> type[Any]:
         def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
             super().__init__()
             self.trace = Trace()
+            self.reads = Reads()
+            self._place: dict[int, int] = {}  #: id(tensor) -> its storage, which only `.data =` and the like change
             self._refs: dict[int, TensorRef] = {}
             self._alive: list[Any] = []  # ids are only unique while the tensors live
             self._outside: list[torch.Tensor] = []
@@ -156,11 +229,7 @@ def _recorder_type() -> type[Any]:
                 if result is not NotImplemented:
                     return result
             if item_like & set(func.tags) or func is torch.ops.aten._local_scalar_dense.default:
-                raise DataDependent(
-                    f"{overload_name(func)} asks for the content of a tensor",
-                    why="a plan would repeat today's answer for ever",
-                    do="Use torch.compile(backend='outlast') or outlast.executor.dispatch(): those go on in Python.",
-                )
+                raise _data_dependent(overload_name(func))
             given, named = self._seen(args), {key: self._seen(one) for key, one in kwargs.items()}
             changed = self._changed(func, args, kwargs)
             for tensor in changed:
@@ -184,29 +253,57 @@ def _recorder_type() -> type[Any]:
 
         def output(self, leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, fixed):
+                    raise Refused(
+                        f"the function returns a {type(leaf).__name__}",
+                        why="a plan makes tensors, in tuples, lists, dicts and types registered with PyTorch's pytree; "
+                        "an object would be today's for ever",
+                        do="Return the tensors, or register the type (torch.utils._pytree.register_pytree_node).",
+                    )
                 return leaf
-            return self._refs.get(id(leaf)) or self._constant(leaf)
+            return self._known(leaf)
 
         def restore(self) -> None:
             for storage, content in self._before.values():
-                storage.copy_(content)
+                # It may have been resized; its tensors have the new shape, so that it keeps the new size.
+                n = min(storage.nbytes(), content.nbytes())
+                now, before = (torch.empty(0, dtype=torch.uint8).set_(one) for one in (storage, content))
+                now[:n].copy_(before[:n])
 
         def _new(self, tensor: torch.Tensor) -> TensorRef:
             ref = TensorRef(len(self._refs), meta_of(tensor))
             self._refs[id(tensor)] = ref
+            self._place[id(tensor)] = tensor.untyped_storage()._cdata
             self._alive.append(tensor)
+            return ref
+
+        def _known(self, tensor: torch.Tensor) -> TensorRef:
+            if tensor.is_neg() or tensor.is_conj():
+                raise Refused(
+                    "a lazily negated or conjugated tensor is used",
+                    why="its memory does not hold its values, and a plan reads memory",
+                    do="Call resolve_conj() or resolve_neg() on it, or capture less.",
+                )
+            ref = self._refs.get(id(tensor))
+            if ref is None:
+                return self._constant(tensor)
+            if self._place[id(tensor)] != tensor.untyped_storage()._cdata:
+                raise Refused(
+                    "a tensor was given other memory (`.data =`, `set_`)",
+                    why="a plan knows tensors by their memory, and no operator shows the change",
+                    do="Use copy_(), or a new variable.",
+                )
             return ref
 
         def _constant(self, tensor: torch.Tensor) -> TensorRef:
             ref = self._new(tensor)
             self.trace.constants.append((ref, tensor))
-            self.trace.wants_grad = self.trace.wants_grad or tensor.requires_grad
             self._outside.append(tensor)
             return ref
 
         def _seen(self, tree: Any) -> Any:
             if isinstance(tree, torch.Tensor):
-                return self._refs.get(id(tree)) or self._constant(tree)
+                return self._known(tree)
             if isinstance(tree, list | tuple):
                 return (
                     tuple(self._seen(one) for one in tree) if isinstance(tree, tuple) else [self._seen(x) for x in tree]
@@ -249,6 +346,14 @@ def _recorder_type() -> type[Any]:
                 self._before[storage._cdata] = (storage, storage.clone())
 
     return Recorder
+
+
+def _data_dependent(what: str) -> DataDependent:
+    return DataDependent(
+        f"{what} asks for the content of a tensor",
+        why="a plan would repeat today's answer for ever",
+        do="Use torch.compile(backend='outlast') or outlast.executor.dispatch(): those go on in Python.",
+    )
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -17,6 +17,16 @@ class Unsupported(OutlastError):
     """A call that the executor leaves to PyTorch; the text says why."""
 
 
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element; also for types that only PyTorch works on, which are named as torch does."""
+    known = DTYPES.get(dtype)
+    if known is not None:
+        return known[2]
+    import torch
+
+    return int(getattr(torch, dtype.removeprefix("torch.")).itemsize)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides in elements, as PyTorch gives a fresh tensor (a dimension of size 0 counts as 1)."""
     strides, step = [0] * len(shape), 1
@@ -43,7 +53,7 @@ class Meta:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return DTYPES[self.dtype][2]
+        return itemsize_of(self.dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +86,7 @@ class Value:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return DTYPES[self.dtype][2]
+        return itemsize_of(self.dtype)
 
     @property
     def is_contiguous(self) -> bool:
