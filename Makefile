@@ -40,6 +40,7 @@ bench: $(VENV)/.bench
 	@$(BIN)/outlast model fetch > /dev/null
 	$(BIN)/outlast bench recovery $(ARGS)
 	$(BIN)/outlast bench checkpoint $(ARGS)
+	$(BIN)/outlast bench engine $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov

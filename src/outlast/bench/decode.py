@@ -13,8 +13,9 @@ import random
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outlast.bench.dequantized import dequantized_model
 from outlast.bench.report import conditions, median, say, significant, spread
 from outlast.core.errors import UsageError
 from outlast.core.memory import Memory
@@ -24,19 +25,8 @@ from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.protocol import EngineRequest, SamplingParams
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 CONTEXTS, TOKENS, ROUNDS = (32, 1000), 24, 3
-#: GGUF -> transformers, within a layer.
-_LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
 _BASELINE = "transformers, LlamaForCausalLM in fp32 on the same weights, dequantized; PyTorch eager, with KV cache"
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -151,28 +141,10 @@ class _Transformers:
 
     def __init__(self, path: Path, threads: int) -> None:
         import torch
-        from transformers.models.llama.configuration_llama import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM
-
-        from outlast.engines.native.weights import model_config
 
         self._torch = torch
         torch.set_num_threads(threads)
-        with Gguf(path) as gguf:
-            c = model_config(gguf)
-            tied = "output.weight" not in gguf.tensors
-            state = {name: torch.from_numpy(matrix) for name, matrix in _state(gguf, c.heads, c.kv_heads).items()}
-        config = LlamaConfig(
-            vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.ffn, num_hidden_layers=c.layers,
-            num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim,
-            max_position_embeddings=c.context, rms_norm_eps=c.epsilon, tie_word_embeddings=tied,
-            rope_parameters={"rope_type": "default", "rope_theta": c.rope_base},
-        )  # fmt: skip
-        self._model = LlamaForCausalLM(config).eval()
-        # strict=False for the head of tied embeddings, which has no tensor of its own; nothing else may be missing.
-        missing, unexpected = self._model.load_state_dict(state, strict=False)
-        if unexpected or [name for name in missing if not (tied and name == "lm_head.weight")]:
-            raise UsageError(f"{path.name} does not fit LlamaForCausalLM", why=f"{missing or unexpected}")
+        self._model = dequantized_model(path)
 
     def generate(self, prompt: tuple[int, ...], tokens: int) -> tuple[float, list[float], list[int]]:
         """As `_Native.generate`."""
@@ -193,28 +165,3 @@ class _Transformers:
     def close(self) -> None:
         """Drop the model."""
         del self._model
-
-
-def _state(gguf: Gguf, heads: int, kv_heads: int) -> dict[str, npt.NDArray[np.float32]]:
-    """All tensors as float32, copied, under their names in `LlamaForCausalLM`."""
-    from outlast.engines.native.reference import dequantize
-
-    state = {}
-    for name in gguf.tensors:
-        matrix = dequantize(gguf, name)
-        parts = name.split(".")
-        if parts[0] == "blk":
-            if parts[2] in ("attn_q", "attn_k"):
-                matrix = halves(matrix, heads if parts[2] == "attn_q" else kv_heads)
-            target = f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.weight"
-        else:
-            target = _WHOLE[parts[0]] + ".weight"
-        state[target] = matrix.copy()
-    return state
-
-
-def halves(matrix: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows of a projection that is rotated: interleaved pairs (GGUF) to two halves per head (transformers)."""
-    rows, columns = matrix.shape
-    pairs = matrix.reshape(heads, rows // heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
