@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -544,3 +546,24 @@ def test_what_is_no_address_or_ticket_is_a_usage_error(
         operator = executor.register("count", library.symbol("count"))
         with pytest.raises(UsageError):
             use(executor, operator)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_an_executor_that_was_forked_closes_at_once() -> None:
+    with Executor(workers=1) as executor:
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - the child
+            status = 1
+            try:
+                executor.close()
+                status = 0 if executor.closed else 2
+            finally:
+                os._exit(status)
+        deadline = time.monotonic() + 20
+        while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if found[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail("the child still waits for threads that it does not have")
+        assert os.waitstatus_to_exitcode(found[1]) == 0

@@ -436,3 +436,14 @@ def test_names_with_letters_that_c_does_not_have_are_refused() -> None:
 def test_an_example_that_is_no_list_of_arguments_is_named(compiler: Compiler) -> None:
     with Executor() as executor, pytest.raises(UsageError, match="example 1"):
         executor.define(dataclasses.replace(SPEC, canary=[5]), canary="here")
+
+
+@pytest.mark.parametrize("n", [5, 400, 3, -1])
+def test_a_number_named_like_a_dimension_is_that_dimension(n: int) -> None:
+    x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
+    with pytest.raises(UsageError, match=rf"argument 'n' is {n}.*says 4"):
+        SIGNATURE.pack((x, y, n, 1.0))
+    first = Signature((Scalar("n", "int64"), Array("y", "float32", ("n",), "out")))
+    with pytest.raises(UsageError, match=rf"argument 'n' is {n}"):
+        first.pack((n, y))
+    first.pack((4, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -100,6 +101,7 @@ class Executor:
         #: Keeps the order of publications and of `Operator.previous` the same: else code still running is unloaded.
         self._publishing = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
         self._keeping = threading.Lock()
         self._kept: deque[tuple[int, object]] = deque()  #: (ticket, what its task points at)
         self._counters: list[Callable[[], Mapping[int, int]]] = []
@@ -356,10 +358,14 @@ class Executor:
 
         A task that does not end within `timeout` seconds (None = wait for ever) is given up with `TimedOut`: its
         thread, the executor's memory, the loaded operators and what `keep` held stay for the life of the process.
+        In a forked child, which has none of the threads, there is nothing to stop: memory and operators stay.
         """
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            self.native.abandon((list(self.operators.values()), self._kept))
+            return
         ended = self.native.stop(1e9 if timeout is None else timeout)  # not in its destructor, which holds the GIL
         if not ended:
             self.native.abandon((list(self.operators.values()), self._kept))

@@ -75,7 +75,11 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number: int32, uint32, int64, uint64, float32 or float64."""
+    """A number: int32, uint32, int64, uint64, float32 or float64.
+
+    One that is named like a dimension is that dimension's size: another value is refused, since an operator that counts
+    to it would leave the arrays.
+    """
 
     name: str
     type: str
@@ -173,6 +177,10 @@ class Signature:
                     packed, offset, memory.address, _number(argument.dtype), len(memory.shape),
                     *memory.shape, *rest, *memory.strides, *rest,
                 )  # fmt: skip
+        for argument, value in zip(self.arguments, values, strict=True):
+            if isinstance(argument, Scalar) and argument.name in sizes and value != sizes[argument.name][0]:
+                size, source = sizes[argument.name]
+                raise UsageError(f"argument {argument.name!r} is {value!r}", why=f"{source} says {size}")
         return packed, memories
 
 
