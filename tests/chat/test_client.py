@@ -83,7 +83,7 @@ def test_answer_that_breaks_off_is_an_error_and_keeps_what_came(saying: SayingSe
     [
         ((refusal(400, error_body("no such field", "bad")),), "bad", "no such field"),
         ((refusal(503, error_body("come back", "overloaded")),), "overloaded", "come back"),
-        ((refusal(500, b"<html>oops</html>", "text/html"),), "protocol", "500"),
+        ((refusal(500, b"<html>oops</html>", "text/html"),), "protocol", "500 Internal Server Error. Is it"),
         ((refusal(404, b'{"error": "plain words"}'),), "error", "plain words"),
         ((refusal(200, b"{}"),), "protocol", "no event stream"),
         ((b"SSH-2.0-server\r\n",), "unreachable", "no answer"),

@@ -14,6 +14,10 @@ from saying_server import DONE, HEAD, SayingServer, event
 from serve_harness import StartServer, alive, wait_for
 
 from outlast import cli
+from outlast.chat.own_server import settings_for
+from outlast.cli import chat as chat_verb
+from outlast.core.errors import NotPossibleHere
+from outlast.engines.native import models
 from outlast.serve.settings import Settings
 
 
@@ -87,10 +91,32 @@ def test_what_makes_no_sense_is_a_usage_error(words: list[str], capsys: pytest.C
 
 
 def test_fast_mode_is_never_only_pretended(tiny_gguf: Path) -> None:
-    from outlast.chat.own_server import settings_for
-    from outlast.core.errors import NotPossibleHere
-
     try:
         assert getattr(settings_for("m", fast=True), "fast") is True  # noqa: B009
     except NotPossibleHere:
         assert not hasattr(Settings(), "fast")
+
+
+@pytest.mark.parametrize(("typed", "fetched"), [("", True), ("y", True), ("n", False), (None, False)])
+def test_person_is_asked_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: str | None, fetched: bool
+) -> None:
+    asked: list[str] = []
+
+    def type_it(question: str) -> str:
+        asked.append(question)
+        if typed is None:
+            raise EOFError
+        return typed
+
+    calls: list[str] = []
+    monkeypatch.setenv("OUTLAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("builtins.input", type_it)
+    monkeypatch.setattr(models, "fetch", lambda name, progress: calls.append(name))
+    if fetched:
+        chat_verb._prepare("builtin", interactive=True)
+    else:
+        with pytest.raises(NotPossibleHere):
+            chat_verb._prepare("builtin", interactive=True)
+    assert asked == ["Fetch it now? [Y/n] "]
+    assert calls == (["builtin"] if fetched else [])

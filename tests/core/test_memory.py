@@ -30,6 +30,21 @@ def test_anonymous_memory_is_zeroed_writable_and_seen_through_its_address() -> N
         assert ctypes.string_at(region.address_of(5, 3), 3) == b"abc"
 
 
+def test_memory_that_this_process_may_not_map_is_named() -> None:
+    program = """
+import resource
+from outlast.core.errors import NotPossibleHere
+from outlast.core.memory import Memory
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    Memory.anonymous(2 << 30, name="pool")
+except NotPossibleHere as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cannot map 2147483648 bytes of memory (pool): Cannot allocate memory. Ask for less")
+
+
 def test_another_process_sees_writes_through_the_descriptor() -> None:
     script = (
         "import sys; from outlast.core.memory import Memory\n"

@@ -153,6 +153,12 @@ def test_a_taken_port_is_named(start_server: StartServer) -> None:
         start_server(port=int(server.url.rpartition(":")[2]))
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_of_this_machine_asks_for_another_host(start_server: StartServer, host: str) -> None:
+    with pytest.raises(OutlastError, match="another --host"):
+        start_server(host=host)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"port": 70000}, {"hang_timeout": 0}, {"spares": -1}, {"durability": "host"}, {"max_requests": 0}]
 )

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from serve_harness import Seen, gauge, request, stream, wait_for
 
+from outlast.core.errors import NotPossibleHere
+from outlast.serve.assembly import assemble
 from outlast.serve.control import POINT_STEP, FaultAction
 from outlast.serve.settings import Settings
 from outlast.serve.subprocess_server import SubprocessServer
@@ -121,3 +123,8 @@ def test_a_conversation_past_the_context_is_refused(server: SubprocessServer) ->
     status, answer = request(server, "POST", "/v1/chat/completions", body(0, max_tokens=100_000))
     assert status == 400
     assert b"context_length_exceeded" in answer
+
+
+def test_a_pool_larger_than_the_machine_is_refused_with_both_sizes(model: Path) -> None:
+    with pytest.raises(NotPossibleHere, match=r"takes [\d,]+ MiB, and this machine has [\d,]+"):
+        assemble(Settings(model=str(model), port=0, kv_tokens=1 << 40))

@@ -124,7 +124,7 @@ class Client:
                 found.append(Model(row["id"], context if type(context) is int and context > 0 else None))
         if not found:
             what = f"{self.url} offers no model"
-            raise ChatError(what, why="/v1/models lists none", do="Is it an OpenAI-compatible server?", code="protocol")
+            raise ChatError(what, why="/v1/models lists none", do=_ANOTHER_KIND, code="protocol")
         return found
 
     def health(self) -> dict[str, Any]:
@@ -145,9 +145,7 @@ class Client:
             raise refusal(answer.status, body)
         value = _object(body)
         if value is None and not any_status:
-            raise ChatError(
-                f"{self.url}{path} is no JSON object", do="Is it an OpenAI-compatible server?", code="protocol"
-            )
+            raise ChatError(f"{self.url}{path} is no JSON object", do=_ANOTHER_KIND, code="protocol")
         return value or {}
 
     def _unreachable(self, error: BaseException) -> ChatError:
@@ -158,6 +156,7 @@ class Client:
         return Stream(self, self._base + "/v1/chat/completions", body, self._silence)
 
 
+_ANOTHER_KIND = "Is it an OpenAI-compatible server?"
 _EXAMPLE = "An address looks like http://127.0.0.1:8321"
 
 
@@ -326,8 +325,12 @@ def refusal(status: int, body: bytes) -> ChatError:
     if stated is not None:
         return stated
     text = " ".join(body[:200].decode("utf-8", "replace").split())
+    if text.startswith("<"):  # a page for browsers
+        text = ""
     reason = http.client.responses.get(status, "")
-    return ChatError(f"the server answers {status} {reason}".rstrip(), why=text, code="protocol", status=status)
+    return ChatError(
+        f"the server answers {status} {reason}".rstrip(), why=text, do=_ANOTHER_KIND, code="protocol", status=status
+    )
 
 
 def _stated(error: object, status: int) -> ChatError | None:

@@ -59,10 +59,20 @@ class Memory:
     def anonymous(cls, size: int, *, name: str = "outlast", preallocate: bool = False) -> Memory:
         """Memory without a path, of fixed size, zeroed; it lives as long as a process holds a descriptor or map of it.
 
-        `preallocate` takes the pages now, so that a lack of memory is an error here and not at the first write.
+        `preallocate` takes the pages now, so that a lack of memory is an error here and not at the first write. Raises
+        `NotPossibleHere` if this process may not map so much.
         """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        return cls._sized(fd, size, "anonymous", name, preallocate)
+        try:
+            return cls._sized(fd, size, "anonymous", name, preallocate)
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.EFBIG):
+                raise
+            raise NotPossibleHere(
+                f"cannot map {size} bytes of memory ({name})",
+                why=error.strerror or str(error),
+                do="Ask for less, or raise the limit of this process (ulimit -v, ulimit -f).",
+            ) from error
 
     @classmethod
     def hugetlb(cls, size: int, *, name: str = "outlast") -> Memory:

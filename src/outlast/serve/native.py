@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import outlast
-from outlast.core.errors import UsageError
+from outlast.core.errors import NotPossibleHere, UsageError
 from outlast.core.log import LogOwner as EpochLog
 from outlast.core.memory import Memory
 from outlast.engines.native import models, weights
@@ -75,6 +75,12 @@ def assemble(settings: Settings) -> Assembly:
     kv_tokens = settings.kv_tokens or _pool_tokens(config.context, token_bytes)
     segment = min(max(-(-_SEGMENT_TOKENS * token_bytes // _MIB) * _MIB, _MIB), 64 * _MIB)
     capacity = settings.log_capacity or _LOG_PER_POOL * kv_tokens * token_bytes + 8 * segment
+    if kv_tokens * token_bytes > _machine_bytes():
+        raise NotPossibleHere(
+            f"a KV pool of {kv_tokens} tokens",
+            why=f"it takes {kv_tokens * token_bytes >> 20:,} MiB, and this machine has {_machine_bytes() >> 20:,}",
+            do="Give fewer --kv-tokens, or 0 to have them chosen.",
+        )
     needed = kv_tokens * token_bytes * 5 // 4 + 4 * segment
     if settings.checkpoint and capacity < needed:
         raise UsageError(
@@ -117,8 +123,11 @@ def assemble(settings: Settings) -> Assembly:
 
 
 def _pool_tokens(context: int, token_bytes: int) -> int:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(context, min(_CONTEXTS * context, machine // _MEMORY_SHARE // token_bytes))
+    return max(context, min(_CONTEXTS * context, _machine_bytes() // _MEMORY_SHARE // token_bytes))
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _log(settings: Settings, capacity: int, segment: int) -> LogOwner:

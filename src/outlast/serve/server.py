@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -50,7 +51,11 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         what = f"can not listen on {settings.host}:{settings.port}"
-        raise OutlastError(what, why=error.strerror or str(error), do="Choose another --port, or 0 for any") from None
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            do = "Choose another --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all of its addresses"
+        else:
+            do = "Choose another --port, or 0 for any"
+        raise OutlastError(what, why=error.strerror or str(error), do=do) from None
     listener.listen(_BACKLOG)
     return listener
 
