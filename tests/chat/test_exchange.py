@@ -124,6 +124,18 @@ def test_stopping_frees_the_work_and_keeps_the_text(start_server: StartServer) -
 
 
 @pytest.mark.faults
+def test_takeover_before_the_first_token_is_noticed(start_server: StartServer) -> None:
+    server = start_server(options={"step_ms": 50, "chunk": 4})
+    wait_for(lambda: server.engine_pids("spare"), "a spare is ready")
+    session = open_chat(server.url, max_tokens=5)
+    exchange = session.ask("a prompt that takes a while")
+    wait_for(lambda: gauge(server, "outlast_live_requests") == 1, "the request is there")
+    exchange.killed(session.kill_engine().engine)
+    finish(exchange)
+    assert [(takeover.killed, takeover.at_token) for takeover in exchange.answer.takeovers] == [(True, 0)]
+
+
+@pytest.mark.faults
 def test_takeover_is_noticed_with_its_time(start_server: StartServer) -> None:
     server = start_server(options={"step_ms": 5})
     wait_for(lambda: server.engine_pids("spare"), "a spare is ready")
@@ -132,8 +144,9 @@ def test_takeover_is_noticed_with_its_time(start_server: StartServer) -> None:
 
     def kill(update: Any) -> None:
         if exchange.answer.tokens == 20 and isinstance(update, Piece):
-            assert session.kill_engine()[1], "a spare was ready"
-            exchange.killed()
+            victim = session.kill_engine()
+            assert victim.spare
+            exchange.killed(victim.engine)
 
     updates = finish(exchange, kill)
     session.settle(exchange)
@@ -169,8 +182,7 @@ def test_answer_of_a_killed_engine_equals_an_undisturbed_one(
         while not exchange.done:
             exchange.wait()
             if kill_at is not None and exchange.answer.tokens >= kill_at and not exchange.done:
-                session.kill_engine()
-                exchange.killed()
+                exchange.killed(session.kill_engine().engine)
                 kill_at = None
         assert exchange.answer.whole
         texts.append((exchange.answer.text, exchange.answer.tokens, len(exchange.answer.takeovers)))

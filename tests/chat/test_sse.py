@@ -40,6 +40,14 @@ def test_any_line_end_and_any_cut_give_the_same_events(end: str, cuts: list[int]
     assert found == [Comment("note"), Data("ä€😀"), Data("x\ny"), Comment("end")]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_single_cut_and_single_bytes_give_the_same_events(end: str) -> None:
+    data = STREAM.replace("\n", end).encode()
+    whole = parse(data)
+    assert parse(*(data[i : i + 1] for i in range(len(data)))) == whole
+    assert all(parse(data[:i], data[i:]) == whole for i in range(len(data)))
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_survived(data: bytes) -> None:
     parse(data)

@@ -154,8 +154,7 @@ def test_kill_typed_during_the_answer(start_server: StartServer, sit: Sit) -> No
     wait_for(lambda: server.engine_pids("spare"), "a spare is ready")
     person = sit("--url", server.url, "--max-tokens", "100")
     person.say("hello")
-    wait_for(lambda: not person.echoes(), "the answer runs")
-    time.sleep(0.3)
+    wait_for(lambda: gauge(server, "outlast_live_requests") == 1, "the answer runs")
     person.type("/kill\n/help\n")
     person.until("next token after")
     person.until("100 tokens")
@@ -249,9 +248,13 @@ def test_own_server_that_dies_is_told_and_replaced(builtin_model: Path, sit: Sit
 
 
 def test_end_by_a_signal_leaves_the_terminal_as_it_was(start_server: StartServer, sit: Sit) -> None:
-    person = sit("--url", start_server(options={"step_ms": 20}).url)
+    server = start_server(options={"step_ms": 20})
+    person = sit("--url", server.url)
     person.say("hello")
-    wait_for(lambda: not person.echoes(), "the answer runs")
+    wait_for(lambda: gauge(server, "outlast_live_requests") == 1, "the answer runs")
+    wait_for(lambda: not person.echoes(), "the keyboard is quiet")
+    kept = os.open(Path(f"/proc/{person.pid}/fd/0").readlink(), os.O_RDWR | os.O_NOCTTY)  # else it starts afresh
     os.kill(person.pid, signal.SIGTERM)
-    wait_for(person.echoes, "the terminal echoes again", 5)
-    assert person.end() == 128 + signal.SIGTERM
+    assert os.waitstatus_to_exitcode(os.waitpid(person.pid, 0)[1]) == 128 + signal.SIGTERM
+    assert person.echoes()
+    os.close(kept)

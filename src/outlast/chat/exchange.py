@@ -142,9 +142,11 @@ class Exchange:
                     self._end(event, out)
         return out
 
-    def killed(self) -> None:
-        """Note that the engine was killed now: the time to the next token counts from here."""
+    def killed(self, engine: int | None) -> None:
+        """Note that `engine` was killed now: the time to the next token counts from here."""
         self._killed_at = self._clock()
+        if self.engine is None:  # it has given nothing yet
+            self.engine = engine
 
     def stop(self) -> None:
         """Hang up; what has come stays in the conversation. Nothing if it is over."""

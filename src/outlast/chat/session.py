@@ -9,7 +9,7 @@ from typing import Any
 from outlast.chat.client import OWN_SILENCE_SECONDS, ChatError, Client, Model
 from outlast.chat.conversation import Conversation
 from outlast.chat.exchange import Answer, Exchange, Options, Takeover
-from outlast.chat.kill import kill_engine
+from outlast.chat.kill import Victim, kill_engine
 from outlast.chat.own_server import OwnServer
 from outlast.core.errors import UsageError
 from outlast.serve.settings import Settings
@@ -99,7 +99,7 @@ class Session:
             self.tokens += answer.tokens
             self.takeovers += answer.takeovers
 
-    def kill_engine(self) -> tuple[int, bool]:
+    def kill_engine(self) -> Victim:
         """See `kill.kill_engine`."""
         return kill_engine(self.client)
 

@@ -311,12 +311,12 @@ class _Follower:
             return
         self._clear_waiting()
         try:
-            pid, spare = self._session.kill_engine()
+            victim = self._session.kill_engine()
         except OutlastError as error:
             self._screen.note(str(error))
             return
-        self._exchange.killed()
-        self._killed = f"engine {pid}" if spare else f"engine {pid}, the only one that was loaded,"
+        self._exchange.killed(victim.engine)
+        self._killed = f"engine {victim.pid}" + ("" if victim.spare else ", the only one that was loaded,")
 
     def _look_after(self) -> None:
         """What to show while nothing comes."""
