@@ -93,6 +93,33 @@ def test_shipped_handlers_equal_the_reference(
     check(SHIPPED["kv_delta"], SHIPPED["kv_apply"], case, seed, parts)
 
 
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_interleaved_blocks_equal_the_reference(
+    pieces: int, tokens: int, row: int, per_piece: int, slots: int, data: st.DataObject
+) -> None:
+    """[slot][piece][block][token][row]: blocks of a slot are consecutive, and each piece is one run of memory."""
+    run = 4 * row * tokens
+    blocks = ((slots - 1) * pieces + 1) * per_piece
+    geometry = KVGeometry(pieces, tokens, 4 * row, blocks, per_piece * run, run, interleaved=True)
+    assert geometry.pool_bytes == slots * pieces * per_piece * run
+    slot = data.draw(st.integers(0, slots - 1)) * pieces * per_piece
+    positions = per_piece * tokens
+    first = data.draw(st.integers(0, positions - 1))
+    case = (geometry, list(range(slot, slot + per_piece)), first, data.draw(st.integers(0, positions - first)))
+    check(SHIPPED["kv_delta"], SHIPPED["kv_apply"], case, first, 2)
+
+
+def test_interleaved_blocks_that_overlap_are_refused_and_handlers_stay_general(cache: JitCache) -> None:
+    for numbers in ((2, 4, 4, 4, 40, 16), (2, 4, 4, 4, 32, 8)):
+        with pytest.raises(UsageError):
+            KVGeometry(*numbers, interleaved=True)
+    executor = Executor(workers=0)
+    handlers = KVHandlers(executor, KVGeometry(2, 4, 4, 4, 32, 16, interleaved=True))
+    with pytest.raises(Refused, match="interleaved"):
+        handlers.specialise(cache)
+    executor.close()
+
+
 @pytest.fixture(scope="module")
 def cache(compiler: Compiler, tmp_path_factory: pytest.TempPathFactory) -> JitCache:
     return JitCache(tmp_path_factory.mktemp("jit"), compiler=compiler)

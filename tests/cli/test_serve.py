@@ -10,7 +10,7 @@ import pytest
 from outlast import cli
 from outlast.cli import serve
 from outlast.core.paths import default_log_dir
-from outlast.serve.settings import Settings
+from outlast.serve.settings import ENGINES, Settings
 
 
 def parse(*words: str) -> Settings:
@@ -25,7 +25,25 @@ def test_no_option_gives_the_default_settings() -> None:
 
 def test_every_setting_has_an_option() -> None:
     names = {field.name for field in dataclasses.fields(Settings)}
-    assert names - {"assembly"} == {*serve._OPTIONS, "engine_options"}  # `assembly` is for tests
+    assert names - {"assembly"} == {*serve._OPTIONS, "engine_options"}  # `assembly` is chosen by --engine
+
+
+def test_an_engine_is_chosen_by_name() -> None:
+    assert parse("--engine", "transformers").assembly == ENGINES["transformers"]
+    assert parse("--engine", "native") == Settings()
+    with pytest.raises(SystemExit):
+        parse("--engine", "abacus")
+
+
+def test_the_transformers_engine_asks_for_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from outlast.cli import extras
+
+    monkeypatch.setattr(extras, "_installed", dict)
+    monkeypatch.setattr(extras, "_present", lambda name: name != "transformers")
+    assert cli.main(["serve", "--engine", "transformers"]) == 3
+    assert "Run: pip install 'outlast[hf]'" in capsys.readouterr().err
 
 
 def test_options_reach_the_settings_with_their_types() -> None:

@@ -1,4 +1,4 @@
-"""A process that drives the native engine over an inherited log until it is done or dies. Not a test.
+"""A process that drives an engine over an inherited log until it is done or dies. Not a test.
 
 Reads one JSON object on standard input (see `Orders`), writes one JSON line per step on standard output: the tokens
 that the step committed. At the end, a line with a digest of each sequence's KV rows and the times of the recovery.
@@ -26,7 +26,7 @@ from outlast.engines.protocol import EngineRequest, JournalEntry
 
 @dataclass
 class Orders:
-    model: str
+    model: str  #: a GGUF file; a folder for the transformers engine
     log: dict[str, Any] | None
     writer_epoch: int
     requests: list[str]  #: encoded EngineRequest
@@ -39,18 +39,26 @@ class Orders:
     kv_tokens: int = 4096
     specialise: bool = False
     crash_at: int = 0  #: step before which a handler that crashes is swapped in; 0 = never
+    engine: str = "native"  #: or "transformers"
     churn: int = 0  #: short requests that come and go first, so that the log has dead segments to release
 
 
-def kv_digest(engine: NativeEngine, key: int) -> str:
+def computed(engine: Any, key: int) -> int:
+    """Positions of a request whose rows are in the pool."""
+    if isinstance(engine, NativeEngine):
+        return engine.decoder.computed(engine._sequences[key].handle)
+    return int(engine.computed(key))
+
+
+def kv_digest(engine: Any, key: int) -> str:
     """Digest of the rows of all computed positions of a request, in logical order."""
     sequence = engine._sequences[key]
-    count = engine.decoder.computed(sequence.handle)
+    count = computed(engine, key)
     pool = (ctypes.c_char * engine.geometry.pool_bytes).from_address(engine.pool)
     return hashlib.sha256(gather(engine.geometry, memoryview(pool).cast("B"), sequence.blocks, 0, count)).hexdigest()
 
 
-def inject_crash(engine: NativeEngine) -> None:
+def inject_crash(engine: Any) -> None:
     """Swap in a delta handler that writes to address 0, past the canary that would have caught a wrong one."""
     source = '#include "outlast/ops/kv.h"\nOL_UNIT;\nOL_OPERATOR(bad, ol_kv_args, a) { *(volatile int *)a = 0; return '
     source += "*(volatile int *)nullptr; }\n"
@@ -58,11 +66,16 @@ def inject_crash(engine: NativeEngine) -> None:
     engine.executor.swap(engine.handlers.delta, library.symbol("bad"), library=library)
 
 
-def main() -> None:
-    orders = Orders(**json.loads(sys.stdin.read()))
-    delivered = {int(key): tuple(tokens) for key, tokens in orders.delivered.items()}
+def build(orders: Orders) -> Any:
     path = Path(orders.model)
-    engine = NativeEngine(
+    if orders.engine == "transformers":
+        from outlast.engines.hf.engine import HfEngine
+
+        return HfEngine(
+            path, log=orders.log, kv_tokens=orders.kv_tokens, block_tokens=orders.block_tokens,
+            threads=orders.threads, prefill_chunk=24, digest=orders.model,
+        )  # fmt: skip
+    return NativeEngine(
         open_weights(Memory.anonymous(weights_bytes(path)), path),
         log=orders.log,
         kv_tokens=orders.kv_tokens,
@@ -71,6 +84,11 @@ def main() -> None:
         specialise=orders.specialise,
         prefill_chunk=24,
     )
+
+
+def drive(orders: Orders) -> None:
+    delivered = {int(key): tuple(tokens) for key, tokens in orders.delivered.items()}
+    engine = build(orders)
     if orders.kill_point:
         core.arm_kill_point(orders.kill_point, orders.countdown)
     requests: list[EngineRequest] = [decode_request(text.encode()) for text in orders.requests]
@@ -98,9 +116,9 @@ def main() -> None:
         print(json.dumps({"tokens": tokens}), flush=True)
         assert engine.failures() == []
     kv = {str(r.key): kv_digest(engine, r.key) for r in requests}
-    computed = {str(r.key): engine.decoder.computed(engine._sequences[r.key].handle) for r in requests}
-    print(json.dumps({"kv": kv, "computed": computed, "report": asdict(report)}), flush=True)
+    counts = {str(r.key): computed(engine, r.key) for r in requests}
+    print(json.dumps({"kv": kv, "computed": counts, "report": asdict(report)}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    drive(Orders(**json.loads(sys.stdin.read())))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import engine_driver
+from fork_server import ForkServer
 
 from outlast.core.log import LogOwner
 from outlast.engines.native.sequences import encode_request
@@ -33,8 +34,10 @@ def requests() -> list[EngineRequest]:
 class Run:
     """One or more processes that continue one another over one log, and what they reported."""
 
-    def __init__(self, model: Path, owner: LogOwner | None) -> None:
+    def __init__(self, model: Path, owner: LogOwner | None, server: ForkServer | None = None) -> None:
+        """`server`: runs are children of it, with the transformers engine; None = processes with the native one."""
         self.model = model
+        self.server = server
         self.owner = owner
         self.seen: dict[int, list[tuple[Any, ...]]] = {}
         self.repeated = 0
@@ -52,18 +55,26 @@ class Run:
             requests=[encode_request(r).decode() for r in wishes],
             delivered={key: [row[0] for row in rows] for key, rows in self.seen.items()} if self.deaths else {},
             stop_at=STOP_AT,
+            engine="native" if self.server is None else "transformers",
             **orders,
         )
+        fds = self.owner.fds() if self.owner else ()
+        if self.server is not None:
+            return self._take_all(*self.server.run(asdict(order), fds), "see above")
         done = subprocess.run(
             [sys.executable, str(Path(engine_driver.__file__))],
             input=json.dumps(asdict(order)),
             capture_output=True,
             text=True,
-            pass_fds=self.owner.fds() if self.owner else (),
+            pass_fds=fds,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             timeout=120,
         )
-        for line in done.stdout.splitlines():
+        return self._take_all(done.returncode, done.stdout, done.stderr)
+
+    def _take_all(self, status: int, output: str, errors: str) -> bool:
+        """Everything that a run printed; as `go`."""
+        for line in output.splitlines():
             if not line.endswith("}"):
                 continue  # it died in the middle of a line
             row = json.loads(line)
@@ -71,13 +82,13 @@ class Run:
                 self.take(key, index, (token, logprob, tuple(map(tuple, top))))
             if "kv" in row:
                 self.last = row
-        if done.returncode in (-signal.SIGKILL, -signal.SIGSEGV):
-            self.died_of = -done.returncode
+        if status in (-signal.SIGKILL, -signal.SIGSEGV):
+            self.died_of = -status
             self.deaths += 1
-            for r in wishes:
+            for r in requests():
                 self.seen.setdefault(r.key, [])
             return False
-        assert done.returncode == 0, done.stderr
+        assert status == 0, errors
         return True
 
     def take(self, key: int, index: int, value: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import log_damage
 import pytest
 import tiny_model
 from engine_runs import Run, compare
@@ -62,8 +63,6 @@ def test_a_flipped_bit_anywhere_changes_no_token(tiny: Path, undisturbed: Mappin
 
 def test_rows_damaged_under_a_valid_checksum_are_found(tiny: Path, undisturbed: Mapping[str, Any]) -> None:
     """Wrong bytes that the log's CRC does not see (a fault between gather and hash): digest or recomputation does."""
-    from outlast.core import _native as core
-
     for kind in (KV_ROWS, KV_SEAL):
         owner = LogOwner.in_memory(4 * SEGMENT, segment_bytes=SEGMENT)
         run = interrupted(tiny, owner)
@@ -71,35 +70,14 @@ def test_rows_damaged_under_a_valid_checksum_are_found(tiny: Path, undisturbed: 
         record = next(r for r in log.records() if r.type == kind)
         header = (ctypes.c_uint8 * 64).from_address(record.address - 64)
         (ctypes.c_uint8 * record.length).from_address(record.address)[5] ^= 16
-        reseal(header, record.address, record.length, core)
-        recommit(log, record.epoch, core)
+        log_damage.reseal(header, record.address, record.length)
+        log_damage.recommit(log, record.epoch)
         assert Log.open(owner.spec(), None).report["stop"] == ""
         assert run.go()
         compare(run, undisturbed)
         assert run.last["report"]["recomputed"] + run.last["report"]["restored"] == 3
         if kind == KV_SEAL:
             assert run.last["report"]["recomputed"] == 1
-
-
-def reseal(header: Any, payload: int, length: int, core: Any) -> None:
-    """Give a record the CRCs of what it now holds."""
-    words = ctypes.cast(header, ctypes.POINTER(ctypes.c_uint32))
-    words[3] = core.crc32c_at(payload, length)
-    words[2] = 0
-    words[2] = core.crc32c_at(ctypes.addressof(header), 64)
-
-
-def recommit(log: Log, epoch: int, core: Any) -> None:
-    """Give an epoch's COMMIT the digest of its headers as they are now."""
-    records = [r for r in log.records() if r.epoch == epoch]
-    first = records[0].address - 64
-    digest = core.crc32c_at(first - 64, 64)  # BEGIN has no payload and stands before the first record
-    for record in records:
-        digest = core.crc32c_at(record.address - 64, 64, digest)
-    last = records[-1]
-    commit = last.address + -(-last.length // 64) * 64
-    ctypes.c_uint32.from_address(commit + 64 + 12).value = digest
-    reseal((ctypes.c_uint8 * 64).from_address(commit), commit + 64, 16, core)
 
 
 def test_a_log_of_another_model_is_not_read(tiny: Path, tmp_path: Path, undisturbed: Mapping[str, Any]) -> None:

@@ -24,6 +24,10 @@ class KVGeometry:
     blocks: int  #: blocks in the pool
     piece_stride: int = 0  #: bytes between the pieces of a block; 0 = packed
     block_bytes: int = 0  #: bytes between blocks; 0 = packed
+    #: Consecutive blocks of one piece lie side by side: [piece][block][token][row]. A sequence whose blocks are
+    #: consecutive then has each piece in one run of memory, as an engine with plain tensors wants it. Whoever hands out
+    #: blocks does so in whole strides: block b + piece_stride / block_bytes begins where piece 1 of block b does.
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         if min(self.pieces, self.block_tokens, self.row_bytes, self.blocks) < 1 or self.row_bytes % 4:
@@ -32,7 +36,10 @@ class KVGeometry:
             object.__setattr__(self, "piece_stride", self.block_tokens * self.row_bytes)
         if not self.block_bytes:
             object.__setattr__(self, "block_bytes", self.pieces * self.piece_stride)
-        if self.piece_stride < self.block_tokens * self.row_bytes or self.block_bytes < self.pieces * self.piece_stride:
+        apart = self.piece_stride >= self._run and self.block_bytes >= self.pieces * self.piece_stride
+        if self.interleaved:
+            apart = self.block_bytes >= self._run and self.piece_stride % self.block_bytes == 0
+        if not apart:
             raise UsageError(f"KV geometry {self}", why="pieces or blocks overlap")
 
     @property
@@ -43,7 +50,13 @@ class KVGeometry:
     @property
     def pool_bytes(self) -> int:
         """Size of the pool."""
+        if self.interleaved:  # the last block's last piece ends it
+            return (self.blocks - 1) * self.block_bytes + (self.pieces - 1) * self.piece_stride + self._run
         return self.blocks * self.block_bytes
+
+    @property
+    def _run(self) -> int:
+        return self.block_tokens * self.row_bytes
 
     def numbers(self) -> tuple[int, int, int, int, int, int]:
         """In the order of `ol_kv_geometry`."""

@@ -123,6 +123,8 @@ class KVHandlers:
     def specialise(self, cache: JitCache) -> None:
         """Compile handlers for the geometry, check them, swap them in. Raises what went wrong; the old ones stay."""
         g = self.geometry
+        if g.interleaved:  # the trial's memory would have to be as large as the whole pool
+            raise Refused("handlers are not specialised", why="blocks of this pool are interleaved")
         path = cache.compile(
             _KV_SOURCE,
             name="kv",

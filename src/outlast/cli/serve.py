@@ -11,11 +11,12 @@ import dataclasses
 from typing import Any
 
 from outlast.core.paths import default_log_dir
-from outlast.serve.settings import Settings
+from outlast.serve.settings import ENGINES, Settings
 
 #: setting -> (metavar or choices, help). Defaults and ranges stand in `Settings`.
 _OPTIONS: dict[str, tuple[Any, str]] = {
-    "model": ("NAME|PATH", "a name of `outlast model list`, or a GGUF file"),
+    "model": ("NAME|PATH", "a name of `outlast model list`, a GGUF file or, with --engine transformers, a Hugging "
+              "Face folder"),
     "host": ("ADDRESS", "address to listen on"),
     "port": ("N", "port to listen on; 0 takes a free one"),
     "durability": (("process", "gpu", "host"), "what may be lost without losing a token: the engine process, the "
@@ -44,6 +45,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """One option per setting."""
+    parser.add_argument(
+        "--engine", choices=tuple(ENGINES), default="native",
+        help="what computes: the native engine (GGUF models), or transformers (extra hf; slower, more models) "
+        "(default: native)",
+    )  # fmt: skip
     for field in dataclasses.fields(Settings):
         if field.name not in _OPTIONS:
             continue
@@ -74,7 +80,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
     values = {name: getattr(arguments, name) for name in _OPTIONS if hasattr(arguments, name)}
     if values["durability"] == "host" and values["log_dir"] is None:
         values["log_dir"] = str(default_log_dir())
-    return Settings(engine_options=tuple(arguments.engine_option), **values)
+    return Settings(assembly=ENGINES[arguments.engine], engine_options=tuple(arguments.engine_option), **values)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     chosen = settings(arguments)
     require("serve")
+    if arguments.engine == "transformers":
+        require("hf")
     from outlast.serve import run as serve
 
     return serve(chosen)

@@ -241,6 +241,22 @@ class Memory:
             for offset in range(0, self.size, mmap.PAGESIZE):
                 self.buffer[offset]
 
+    def discard(self, offset: int, length: int) -> None:
+        """Give the whole pages inside [`offset`, `offset` + `length`) back to the system; they read as zeros then.
+
+        For every process that maps them. Raises `UsageError` outside the region, `NotPossibleHere` where the memory
+        cannot be given back (a device, huge pages).
+        """
+        self._check(offset, length)
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end <= start:
+            return
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, start, end - start)
+        except OSError as error:
+            raise NotPossibleHere(f"cannot give back pages of {self.name}", why=error.strerror or str(error)) from error
+
     def map_present(self, start: int, limit: int, *, write: bool) -> int:
         """Enter pages that other processes have already filled into this process's page table.
 

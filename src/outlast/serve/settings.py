@@ -10,13 +10,16 @@ from outlast.core.errors import UsageError
 
 Durability = Literal["process", "gpu", "host"]
 
+#: Engine as users name it -> what makes the parts of a server with it.
+ENGINES = {"native": "outlast.serve.native:assemble", "transformers": "outlast.serve.hf:assemble"}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to serve. The defaults are those of `outlast serve`."""
 
-    assembly: str = "outlast.serve.native:assemble"  #: "module:function" that makes an Assembly of these settings
-    model: str = "builtin"  #: "builtin", or the path of a GGUF file
+    assembly: str = ENGINES["native"]  #: "module:function" that makes an Assembly of these settings
+    model: str = "builtin"  #: "builtin", the path of a GGUF file or, with transformers, of a model folder
     host: str = "127.0.0.1"
     port: int = 8321  #: 0 = any free port
 

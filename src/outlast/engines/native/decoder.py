@@ -74,6 +74,23 @@ def kv_geometry(config: ModelConfig, block_tokens: int, blocks: int) -> Geometry
     return _native.kv_geometry(config.native(), block_tokens, blocks)
 
 
+def sampler_params(params: SamplingParams) -> _native.SamplerParams:
+    """For the extension, which draws a token from them. Raises `ValueError` or `TypeError` for values out of range."""
+    return _native.SamplerParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        stream=params.stream,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=list(params.logit_bias),
+        top_logprobs=params.top_logprobs,
+    )
+
+
 class Decoder:
     """A model over one KV pool. Not thread-safe; the operators of a planned step may run on any threads.
 
@@ -111,20 +128,7 @@ class Decoder:
         tokens) are in the pool already. Raises `UsageError` for values out of range.
         """
         try:
-            native = _native.SamplerParams(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                seed=params.seed,
-                stream=params.stream,
-                presence_penalty=params.presence_penalty,
-                frequency_penalty=params.frequency_penalty,
-                repetition_penalty=params.repetition_penalty,
-                logit_bias=list(params.logit_bias),
-                top_logprobs=params.top_logprobs,
-            )
-            return self._native.add(key, generation, list(tokens), prompt_length, computed, native)
+            return self._native.add(key, generation, list(tokens), prompt_length, computed, sampler_params(params))
         except (ValueError, TypeError) as error:
             raise UsageError(f"Request {key} cannot be decoded", why=str(error)) from error
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from jinja2 import TemplateError
@@ -81,47 +81,40 @@ class StreamingDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-class Tokenizer:
-    """A model's tokenizer and chat template. Safe to use from several threads.
+class TextTokenizer:
+    """A tokenizer in parts that are known already, with a chat template. Safe to use from several threads."""
 
-    Raises `UnsupportedModel`, by name, for a tokenizer model or a pre-tokenizer that is not known: a near miss would
-    give other tokens without any error.
-    """
-
-    def __init__(self, gguf: Gguf) -> None:
-        model = gguf.text("tokenizer.ggml.model")
-        if model != "gpt2":
-            raise UnsupportedModel(f"{gguf.path} has a {model!r} tokenizer", why="only byte-level BPE (gpt2) is known")
-        pre = gguf.text("tokenizer.ggml.pre", "gpt-2")
-        if pre not in _PRE_TOKENIZERS:
-            known = ", ".join(_PRE_TOKENIZERS)
-            raise UnsupportedModel(f"{gguf.path} has the pre-tokenizer {pre!r}", why=f"known are {known}")
-        names = gguf.strings("tokenizer.ggml.tokens")
-        kinds = gguf.integers("tokenizer.ggml.token_type")
-        if len(kinds) != len(names):
-            raise ModelFileError(f"{gguf.path}: {len(names)} tokens, but {len(kinds)} token types")
-        special = {i: names[i] for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
-
-        self.vocab_size = len(names)
-        self._bpe = _build(gguf, names, special, pre)
+    def __init__(
+        self,
+        bpe: Any,
+        pieces: Sequence[bytes],
+        special: Mapping[int, str],
+        hidden: Set[int],
+        *,
+        bos_id: int | None,
+        eos_id: int | None,
+        ends: Sequence[int | None],
+        template: str,
+    ) -> None:
+        """`bpe`: of the `tokenizers` library; `pieces`: the bytes of each id; `special`: names of ids that are no text;
+        `hidden`: ids that show nothing when they are generated; `ends`: ids that end an answer, beside `eos_id` and the
+        special ones that are known for it.
+        """
+        self.vocab_size = len(pieces)
+        self._bpe = bpe
         self._lock = threading.Lock()
         self._special = re.compile("|".join(map(re.escape, special.values()))) if special else None
-        alphabet = byte_alphabet()
-        self._bytes = [_bytes_of(name, alphabet, i in special) for i, name in enumerate(names)]
-        self._text = [b"" if kinds[i] == _CONTROL else piece for i, piece in enumerate(self._bytes)]
-        self.bos_id = self._id(gguf, "bos")
-        self.eos_id = self._id(gguf, "eos")
-        ends = [self.eos_id, self._id(gguf, "eot"), *(i for i, name in special.items() if name in _END_NAMES)]
+        self._bytes = list(pieces)
+        self._text = [b"" if i in hidden else piece for i, piece in enumerate(pieces)]
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        all_ends = [eos_id, *ends, *(i for i, name in special.items() if name in _END_NAMES)]
         #: ids that end an answer
-        self.stop_tokens: tuple[int, ...] = tuple(sorted({i for i in ends if i is not None}))
-        self._bos = "" if self.bos_id is None else names[self.bos_id]
-        self._eos = "" if self.eos_id is None else names[self.eos_id]
-        self._template_source = gguf.text("tokenizer.chat_template", "")
-        self._template = _compile(self._template_source) if self._template_source else None
-
-    def _id(self, gguf: Gguf, name: str) -> int | None:
-        token = gguf.integer(f"tokenizer.ggml.{name}_token_id", -1)
-        return token if 0 <= token < self.vocab_size else None
+        self.stop_tokens: tuple[int, ...] = tuple(sorted({i for i in all_ends if i is not None}))
+        self._bos = "" if bos_id is None else special.get(bos_id) or pieces[bos_id].decode(errors="replace")
+        self._eos = "" if eos_id is None else special.get(eos_id) or pieces[eos_id].decode(errors="replace")
+        self._template_source = template
+        self._template = _compile(template) if template else None
 
     # ---- text to tokens -----------------------------------------------------------------------------------------
 
@@ -180,6 +173,44 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; for a special token the bytes of its name."""
         return self._bytes[token]
+
+
+class Tokenizer(TextTokenizer):
+    """The tokenizer of a model file.
+
+    Raises `UnsupportedModel`, by name, for a tokenizer model or a pre-tokenizer that is not known: a near miss would
+    give other tokens without any error.
+    """
+
+    def __init__(self, gguf: Gguf) -> None:
+        model = gguf.text("tokenizer.ggml.model")
+        if model != "gpt2":
+            raise UnsupportedModel(f"{gguf.path} has a {model!r} tokenizer", why="only byte-level BPE (gpt2) is known")
+        pre = gguf.text("tokenizer.ggml.pre", "gpt-2")
+        if pre not in _PRE_TOKENIZERS:
+            known = ", ".join(_PRE_TOKENIZERS)
+            raise UnsupportedModel(f"{gguf.path} has the pre-tokenizer {pre!r}", why=f"known are {known}")
+        names = gguf.strings("tokenizer.ggml.tokens")
+        kinds = gguf.integers("tokenizer.ggml.token_type")
+        if len(kinds) != len(names):
+            raise ModelFileError(f"{gguf.path}: {len(names)} tokens, but {len(kinds)} token types")
+        special = {i: names[i] for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
+        alphabet = byte_alphabet()
+
+        def token(name: str) -> int | None:
+            found = gguf.integer(f"tokenizer.ggml.{name}_token_id", -1)
+            return found if 0 <= found < len(names) else None
+
+        super().__init__(
+            _build(gguf, names, special, pre),
+            [_bytes_of(name, alphabet, i in special) for i, name in enumerate(names)],
+            special,
+            {i for i, kind in enumerate(kinds) if kind == _CONTROL},
+            bos_id=token("bos"),
+            eos_id=token("eos"),
+            ends=[token("eot")],
+            template=gguf.text("tokenizer.chat_template", ""),
+        )
 
 
 def _bytes_of(name: str, alphabet: Mapping[str, int], special: bool) -> bytes:

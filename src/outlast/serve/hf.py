@@ -1,0 +1,68 @@
+"""The parts of a server with the transformers engine: a model folder or a GGUF, its tokenizer, memory, the epoch log.
+
+Nothing here imports torch: only the workers do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import outlast
+from outlast.core.memory import Memory
+from outlast.engines.hf.convert import converted
+from outlast.engines.hf.folder import BLOCK_TOKENS, digest_of, pool_geometry, read_shape
+from outlast.engines.hf.tokenizer import FolderTokenizer
+from outlast.engines.native import models
+from outlast.engines.native.gguf import Gguf
+from outlast.engines.native.tokenizer import TextTokenizer, Tokenizer
+from outlast.serve.assembly import Assembly
+from outlast.serve.log_owner import EngineSpec
+from outlast.serve.parts import open_log, option_value, pool_tokens
+from outlast.serve.settings import Settings
+from outlast.serve.text import ModelInfo
+
+FACTORY = "outlast.engines.hf.engine:create"
+
+
+def assemble(settings: Settings) -> Assembly:
+    """Find the model, convert a GGUF, take memory. Raises OutlastError for what is missing or not supported."""
+    source = Path(settings.model).expanduser()
+    if source.is_dir():
+        source = source.absolute()
+        name, folder, digest = source.name, source, digest_of(source)
+        tokenizer: TextTokenizer = FolderTokenizer(folder)
+    else:
+        source = models.find(settings.model)
+        known = models.MODELS.get(settings.model)
+        with Gguf(source) as gguf:
+            tokenizer = Tokenizer(gguf)
+            file_digest = known.sha256 if known is not None else gguf.digest()
+        name = known.name if known is not None else source.stem
+        folder, digest = converted(source, file_digest)
+    options = {key: option_value(text) for key, text in settings.engine_options}
+    shape = read_shape(folder, str(options.get("dtype", "float32")))
+    kv_tokens = settings.kv_tokens or pool_tokens(shape.context, shape.token_bytes)
+    geometry = pool_geometry(shape, kv_tokens, int(options.get("block_tokens", BLOCK_TOKENS)))
+    log = open_log(settings, kv_tokens, shape.token_bytes)
+    try:
+        # Pages only: an engine never trusts what another left in them, but pages that were touched are quick to fill.
+        pool = Memory.anonymous(geometry.pool_bytes, name="outlast-kv")
+    except BaseException:
+        log.close()
+        raise
+    options = {
+        "kv_fd": pool.fd, "kv_tokens": kv_tokens, "threads": settings.threads,
+        "allow_degrade": settings.allow_degrade, **options, "model": str(folder), "digest": digest,
+        "dtype": shape.dtype,
+    }  # fmt: skip
+    build = hashlib.sha256(f"{digest} transformers {outlast.__version__}".encode()).hexdigest()
+    info = ModelInfo(
+        id=name,
+        # A request must fit the pool as well as the context.
+        context=min(shape.context, kv_tokens),
+        tokenizer=tokenizer,
+        fingerprint=f"fp_{build[:12]}",
+        created=int(source.stat().st_mtime),
+    )
+    return Assembly(info, EngineSpec(FACTORY, options, {"kv": pool.fd}), log, pool.close)
