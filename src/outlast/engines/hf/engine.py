@@ -398,6 +398,8 @@ class HfEngine:
         """Throw the rows of a running sequence away; its tokens stay."""
         s.generation += 1
         s.logged = False
+        if self._checkpointer is not None:
+            self._checkpointer.forget_rows(s.key)
         running = self._active.pop(s.key)
         self._start(s, running.slot, computed=0)
 
