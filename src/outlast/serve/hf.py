@@ -6,11 +6,12 @@ Nothing here imports torch: only the workers do.
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
 import outlast
 from outlast.core.memory import Memory
-from outlast.engines.hf.convert import converted
+from outlast.engines.hf.convert import converted, folder_for
 from outlast.engines.hf.folder import BLOCK_TOKENS, digest_of, pool_geometry, read_shape
 from outlast.engines.hf.tokenizer import FolderTokenizer
 from outlast.engines.native import models
@@ -21,6 +22,8 @@ from outlast.serve.log_owner import EngineSpec
 from outlast.serve.parts import open_log, option_value, pool_tokens
 from outlast.serve.settings import Settings
 from outlast.serve.text import ModelInfo
+
+log = logging.getLogger("outlast.serve")
 
 FACTORY = "outlast.engines.hf.engine:create"
 
@@ -39,17 +42,19 @@ def assemble(settings: Settings) -> Assembly:
             tokenizer = Tokenizer(gguf)
             file_digest = known.sha256 if known is not None else gguf.digest()
         name = known.name if known is not None else source.stem
+        if not folder_for(file_digest).exists():
+            log.warning("converting %s for transformers; this is done once and takes 10 s for each 100 MB", source)
         folder, digest = converted(source, file_digest)
     options = {key: option_value(text) for key, text in settings.engine_options}
     shape = read_shape(folder, str(options.get("dtype", "float32")))
     kv_tokens = settings.kv_tokens or pool_tokens(shape.context, shape.token_bytes)
     geometry = pool_geometry(shape, kv_tokens, int(options.get("block_tokens", BLOCK_TOKENS)))
-    log = open_log(settings, kv_tokens, shape.token_bytes)
+    epoch_log = open_log(settings, kv_tokens, shape.token_bytes)
     try:
         # Pages only: an engine never trusts what another left in them, but pages that were touched are quick to fill.
         pool = Memory.anonymous(geometry.pool_bytes, name="outlast-kv")
     except BaseException:
-        log.close()
+        epoch_log.close()
         raise
     options = {
         "kv_fd": pool.fd, "kv_tokens": kv_tokens, "threads": settings.threads,
@@ -65,4 +70,4 @@ def assemble(settings: Settings) -> Assembly:
         fingerprint=f"fp_{build[:12]}",
         created=int(source.stat().st_mtime),
     )
-    return Assembly(info, EngineSpec(FACTORY, options, {"kv": pool.fd}), log, pool.close)
+    return Assembly(info, EngineSpec(FACTORY, options, {"kv": pool.fd}), epoch_log, pool.close)

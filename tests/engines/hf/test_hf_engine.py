@@ -15,7 +15,7 @@ from outlast.checkpoint.geometry import gather
 from outlast.core.errors import Refused
 from outlast.core.log import KV_ROWS, Log, LogOwner
 from outlast.core.memory import Memory
-from outlast.engines.native.gguf import UnsupportedModel
+from outlast.engines.native.gguf import ModelFileError, UnsupportedModel
 from outlast.engines.protocol import EngineRequest, JournalEntry, SamplingParams
 
 torch = pytest.importorskip("torch")
@@ -280,6 +280,19 @@ def test_layers_that_config_does_not_announce_are_refused_by_their_class(
     monkeypatch.setattr(model, "DynamicCache", lambda **_: cache)
     with pytest.raises(UnsupportedModel, match="Sliding"):
         engine(tiny_folder)
+
+
+def test_a_folder_without_all_weights_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    """transformers would go on with random ones."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "partial"
+    shutil.copytree(tiny_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFileError, match=r"model\.layers\.1\.mlp\.up_proj"):
+        engine(folder)
 
 
 def test_a_shape_that_config_lies_about_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

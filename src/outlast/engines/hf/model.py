@@ -38,16 +38,25 @@ class CausalModel:
         transformers.logging.disable_progress_bar()
         weight_files(folder)
         try:
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            self._model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
+                output_loading_info=True,
                 dtype=self.dtype,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 attn_implementation="sdpa",
-            ).eval()
-        except (ValueError, OSError, KeyError) as error:
+            )
+        except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
             raise ModelFileError(f"transformers cannot load {folder}", why=str(error).split("\n")[0]) from error
+        # transformers fills what is missing with random numbers and says so in a warning.
+        wrong = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in report.get(kind) or ())
+        if wrong:
+            raise ModelFileError(
+                f"{folder} lacks weights of its model", why=f"{len(wrong)} are missing or misshapen: {wrong[0]} ...",
+                do="Fetch the model again, all of its files.",
+            )  # fmt: skip
+        self._model.eval()
         self._last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._try(folder)
 
