@@ -98,6 +98,14 @@ def test_table_shows_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert "token 3: [1] instead of 2" in said
 
 
+def test_table_of_an_engine_without_a_figure_for_its_log_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+    report = demo.assess(trial(), baseline(), dict.fromkeys(demo._COST))
+    demo.show(report | {"context": 1000, "machine": "m", "load": [0.0], "engine": "transformers"})
+    out = capsys.readouterr().out
+    assert "identical" in out
+    assert "checkpoint" not in out
+
+
 @pytest.mark.faults
 @pytest.mark.model
 def test_demo_kills_real_engines_and_its_report_has_every_key(

@@ -24,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run it. Done only if every stream equals its uninterrupted run and nothing that was sent is contradicted."""
     require("demo")
+    if arguments.engine == "transformers":
+        require("hf")
     from outlast.bench import demo
 
     report = demo.run(arguments)

@@ -16,6 +16,7 @@ from outlast.core.errors import Refused
 from outlast.core.log import KV_ROWS, Log, LogOwner
 from outlast.core.memory import Memory
 from outlast.engines.native.gguf import ModelFileError, UnsupportedModel
+from outlast.engines.native.sequences import Sequence
 from outlast.engines.protocol import EngineRequest, JournalEntry, SamplingParams
 
 torch = pytest.importorskip("torch")
@@ -155,6 +156,24 @@ def test_what_is_recovered_goes_on_byte_for_byte(tiny_folder: Path, undisturbed:
     assert_same(client, undisturbed)
 
 
+def test_rows_of_part_of_a_step_are_not_built_upon(tiny_folder: Path) -> None:
+    """Within a prompt a restored context ends where a chunk does: another cut of the prompt has other bits."""
+    e = engine(tiny_folder)
+    s = Sequence(requests()[1])
+    assert [e._whole_steps(s, n) for n in (0, 23, 24, 47, 48, 60, 61, 62)] == [0, 0, 24, 24, 48, 48, 61, 62]
+
+
+def test_sequences_take_turns(tiny_folder: Path) -> None:
+    e = engine(tiny_folder)
+    e.recover(1, [])
+    for r in requests():
+        e.submit(r)
+    for _ in range(7):  # prompts of one, two and three chunks
+        e.step()
+    turns = [e.step()[0].key for _ in range(9)]
+    assert all(sorted(turns[i : i + 3]) == [1, 2, 3] for i in range(7))
+
+
 @pytest.mark.parametrize("replay", ["exact", "fast"])
 def test_a_lost_log_costs_time_only(tiny_folder: Path, undisturbed: Client, replay: str) -> None:
     """Rows computed anew by the steps of the first time are the same rows; "fast" promises delivered tokens only."""
@@ -211,6 +230,10 @@ def test_damaged_rows_are_computed_anew(tiny_folder: Path, undisturbed: Client, 
     e = engine(tiny_folder, owner)
     report = e.recover(owner.fence(), client.journal(requests()))
     assert report.restored == (2 if which == "in a sealed block" else 3)
+    client.step(e)
+    while e.computed(2) == 0 or e._sequences[2].recheck:
+        client.step(e)
+    assert [e._sequences[r.key].generation for r in requests()] == [1, 2, 1]
     client.run(e)
     assert_same(client, undisturbed)
 

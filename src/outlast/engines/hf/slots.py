@@ -45,7 +45,12 @@ class Slots:
         """A slot for a sequence of `tokens` positions, with any content; None if there is no room now."""
         if not self._free or self.used + tokens > self.budget:
             return None
-        slot = max(self._free, key=lambda i: self._touched[i])
+        fitting = [slot for slot in self._free if self._touched[slot] <= tokens]
+        if fitting:
+            slot = max(fitting, key=lambda i: self._touched[i])
+        else:
+            slot = min(self._free, key=lambda i: self._touched[i])
+            self._discard(slot)
         self._free.remove(slot)
         self._reserved[slot] = tokens
         self._trim()
@@ -68,11 +73,13 @@ class Slots:
 
     def _trim(self) -> None:
         """Give pages of unused slots back, the fullest first, until all that may be touched fits the budget."""
-        held = sum(max(tokens, self._touched[slot]) for slot, tokens in self._reserved.items())
-        held += sum(self._touched[slot] for slot in self._free)
+        held = self.used + sum(self._touched[slot] for slot in self._free)  # used ones have touched no more than theirs
         for slot in sorted(self._free, key=lambda i: -self._touched[i]):
             if held <= self.budget or not self._touched[slot]:
                 return
-            self._memory.discard(self.offset(slot), self.slot_bytes)
             held -= self._touched[slot]
-            self._touched[slot] = 0
+            self._discard(slot)
+
+    def _discard(self, slot: int) -> None:
+        self._memory.discard(self.offset(slot), self.slot_bytes)
+        self._touched[slot] = 0
