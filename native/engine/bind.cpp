@@ -37,16 +37,27 @@ class View {
     Py_buffer view_{};
 };
 
-Type known_type(uint32_t type) {
-    if (type != uint32_t(Type::f32) && type != uint32_t(Type::q8_0) && type != uint32_t(Type::q4_1))
-        throw std::invalid_argument("unsupported tensor type " + std::to_string(type));
+Type type_of(uint32_t type) {
+    if (!known_type(type)) throw std::invalid_argument("unsupported tensor type " + std::to_string(type));
     return Type(type);
+}
+
+Compute compute_of(const std::string &name) {
+    for (const auto &[known, mode] : {std::pair{"f32", Compute::f32}, {"int8", Compute::int8}, {"int8x2", Compute::int8x2}})
+        if (name == known) return mode;
+    throw std::invalid_argument("no way to compute is called " + name + ": f32, int8x2 or int8");
+}
+
+const Kernels &kernels_of(const std::string &isa) {
+    const Kernels *chosen = isa.empty() ? &kernels() : kernels_by_name(isa.c_str());
+    if (chosen == nullptr) throw std::invalid_argument("this CPU or build does not run " + isa);
+    return *chosen;
 }
 
 void repack_into(nb::handle source, size_t source_offset, uint32_t type, uint32_t rows, uint32_t columns,
                  nb::handle target, size_t target_offset) {
     const View from(source, false), to(target, true);
-    const Type t = known_type(type);
+    const Type t = type_of(type);
     const size_t row = source_row_bytes(t, columns);
     if (rows == 0 || row == 0) throw std::invalid_argument("a matrix needs rows and whole blocks of columns");
     const size_t read = row * rows, write = group_bytes(t, columns) * groups_of(rows);
@@ -72,13 +83,40 @@ uint64_t read_word(nb::handle source, size_t offset) {
 
 std::vector<float> row_of(nb::handle weights, size_t offset, uint32_t type, uint32_t rows, uint32_t columns, uint32_t row) {
     const View from(weights, false);
-    const Type t = known_type(type);
+    const Type t = type_of(type);
     const size_t stride = group_bytes(t, columns);
     if (row >= rows || offset > from.size() || stride * groups_of(rows) > from.size() - offset)
         throw std::invalid_argument("a row lies outside its buffer");
     std::vector<float> out(columns);
     read_row({from.data() + offset, t, rows, columns, stride}, row, out.data());
     return out;
+}
+
+// Rows of floats times a repacked matrix, for the tests: [tokens][columns] -> [tokens][rows].
+nb::bytes multiply(nb::handle weights, size_t offset, uint32_t type, uint32_t rows, uint32_t columns, nb::bytes x,
+                   const std::string &compute, const std::string &isa) {
+    const View from(weights, false);
+    const Type t = type_of(type);
+    const size_t stride = group_bytes(t, columns), row = size_t{columns} * sizeof(float);
+    if (columns == 0 || columns % columns_of(t) || x.size() % row || offset > from.size() ||
+        stride * groups_of(rows) > from.size() - offset)
+        throw std::invalid_argument("the matrix lies outside its buffer, or the rows do not fit it");
+    const uint32_t tokens = uint32_t(x.size() / row);
+    const Kernels &k = kernels_of(isa);
+    const Compute mode = compute_of(compute);
+    Rows in;
+    in.reserve(tokens, columns, mode);
+    for (uint32_t i = 0; i < tokens; ++i) {
+        std::memcpy(in.row(i), x.c_str() + i * row, row);
+        in.prepare(k, i, 0, columns);
+    }
+    const uint32_t wide = padded(rows);
+    std::vector<float> y(size_t{tokens} * wide);
+    k.matmul(mode, {from.data() + offset, t, rows, columns, stride}, 0, groups_of(rows), in.all(), tokens, y.data(), wide,
+             false);
+    std::vector<float> out;
+    for (uint32_t i = 0; i < tokens; ++i) out.insert(out.end(), y.begin() + i * wide, y.begin() + i * wide + rows);
+    return nb::bytes(reinterpret_cast<const char *>(out.data()), out.size() * sizeof(float));
 }
 
 }  // namespace
@@ -149,16 +187,15 @@ NB_MODULE(_native, m) {
              [](Decoder *self, const Config &config,
                 const std::vector<std::tuple<std::string, uint32_t, uint32_t, uint32_t, uint64_t>> &tensors,
                 uint64_t weights, uint64_t weights_bytes, uint64_t pool, const ol_kv_geometry &geometry,
-                const std::string &isa) {
+                const std::string &isa, const std::string &compute) {
                  std::vector<TensorPlace> places;
                  for (const auto &[name, type, rows, columns, offset] : tensors)
                      places.push_back({name, type, rows, columns, offset});
-                 const Kernels *chosen = isa.empty() ? &kernels() : kernels_by_name(isa.c_str());
-                 if (chosen == nullptr) throw std::invalid_argument("this CPU or build does not run " + isa);
-                 new (self) Decoder(config, places, weights, weights_bytes, pool, geometry, *chosen);
+                 new (self) Decoder(config, places, weights, weights_bytes, pool, geometry, kernels_of(isa),
+                                    compute_of(compute));
              },
              nb::arg("config"), nb::arg("tensors"), nb::arg("weights"), nb::arg("weights_bytes"), nb::arg("pool"),
-             nb::arg("geometry"), nb::arg("isa") = "")
+             nb::arg("geometry"), nb::arg("isa") = "", nb::arg("compute") = "int8x2")
         .def("bind", &Decoder::bind, nb::arg("slots"))
         .def("add", &Decoder::add, nb::arg("key"), nb::arg("generation"), nb::arg("tokens"), nb::arg("prompt_length"),
              nb::arg("computed"), nb::arg("params"))
@@ -200,13 +237,13 @@ NB_MODULE(_native, m) {
     m.def("isa", [] { return std::string(kernels().name); });
     m.def("isas", [] {
         std::vector<std::string> names;
-        for (const char *name : {"generic", "avx2", "avx512"})
+        for (const char *name : {"generic", "avx2", "avx512", "avx512vnni"})
             if (kernels_by_name(name) != nullptr) names.emplace_back(name);
         return names;
     });
 
     m.def("matrix_bytes", [](uint32_t type, uint32_t rows, uint32_t columns) {
-        return group_bytes(known_type(type), columns) * groups_of(rows);
+        return group_bytes(type_of(type), columns) * groups_of(rows);
     }, nb::arg("kind"), nb::arg("rows"), nb::arg("columns"));
     m.def("repack", &repack_into, nb::arg("source"), nb::arg("source_offset"), nb::arg("kind"), nb::arg("rows"),
           nb::arg("columns"), nb::arg("target"), nb::arg("target_offset"));
@@ -214,6 +251,8 @@ NB_MODULE(_native, m) {
     m.def("read_word", &read_word, nb::arg("source"), nb::arg("offset"));
     m.def("read_row", &row_of, nb::arg("weights"), nb::arg("offset"), nb::arg("kind"), nb::arg("rows"),
           nb::arg("columns"), nb::arg("row"));
+    m.def("multiply", &multiply, nb::arg("weights"), nb::arg("offset"), nb::arg("kind"), nb::arg("rows"),
+          nb::arg("columns"), nb::arg("x"), nb::arg("compute"), nb::arg("isa") = "");
     m.def("address", [](nb::handle buffer) { return reinterpret_cast<uint64_t>(View(buffer, false).data()); },
           nb::arg("buffer"));
 

@@ -42,9 +42,9 @@ class Binder {
     Matrix matrix(const std::string &name, uint32_t rows, uint32_t columns) const {
         const TensorPlace &t = find(name);
         if (t.rows != rows || t.columns != columns) refuse(name + ": unexpected shape");
-        if (t.type != uint32_t(Type::f32) && t.type != uint32_t(Type::q8_0) && t.type != uint32_t(Type::q4_1))
-            refuse(name + ": unsupported type");
-        if (columns % kBlock) refuse(name + ": columns are not a multiple of 32");
+        if (!known_type(t.type)) refuse(name + ": unsupported type");
+        const uint32_t multiple = columns_of(Type(t.type));
+        if (columns % multiple) refuse(name + ": columns are not a multiple of " + std::to_string(multiple));
         const size_t stride = group_bytes(Type(t.type), columns);
         place(t, stride * groups_of(rows));
         return {reinterpret_cast<const uint8_t *>(weights_ + t.offset), Type(t.type), rows, columns, stride};
@@ -85,7 +85,7 @@ ol_kv_geometry kv_geometry(const Config &c, uint32_t block_tokens, uint32_t bloc
 }
 
 Decoder::Decoder(const Config &config, const std::vector<TensorPlace> &tensors, uint64_t weights, uint64_t weights_bytes,
-                 uint64_t pool, const ol_kv_geometry &geometry, const Kernels &kernels) {
+                 uint64_t pool, const ol_kv_geometry &geometry, const Kernels &kernels, Compute compute) {
     check_config(config);
     const Config &c = model_.config = config;
     const Binder from(tensors, weights, weights_bytes);
@@ -118,6 +118,7 @@ Decoder::Decoder(const Config &config, const std::vector<TensorPlace> &tensors, 
     if (pool == 0 || pool % sizeof(float)) refuse("the KV pool's address is null or not aligned");
 
     step_.kernels = &kernels;
+    step_.compute = compute;
     step_.model = &model_;
     step_.pool = reinterpret_cast<uint8_t *>(pool);
     step_.geometry = geometry;
@@ -213,17 +214,13 @@ void Decoder::reserve(uint32_t parts, size_t partials) {
     step_.x.reserve(n * c.hidden);
     step_.qkv.reserve(n * step_.qkv_width);
     step_.partials.reserve(partials * c.heads * record);
-    step_.gate.reserve(n * step_.ffn_width);
+    step_.gate.reserve(n, step_.ffn_width, step_.compute);
     step_.up.reserve(n * step_.ffn_width);
-    step_.gate_scaled.reserve(n * step_.ffn_width);
-    step_.gate_sums.reserve(n * step_.ffn_width / kBlock);
     step_.logits.reserve(samples * step_.vocab_width);
     step_.angles.reserve(n * c.head_dim);
     if (step_.parts.size() < parts) step_.parts.resize(parts);
     for (PartScratch &p : step_.parts) {
-        p.x.reserve(n * step_.width);
-        p.scaled.reserve(n * step_.width);
-        p.sums.reserve(n * step_.width / kBlock);
+        p.x.reserve(n, step_.width, step_.compute);
         p.partial.reserve(c.heads / c.kv_heads * record);
         if (!p.sampler) p.sampler = std::make_unique<SamplerScratch>(c.vocab);
     }

@@ -39,7 +39,7 @@ class Decoder {
   public:
     /* Throws std::invalid_argument when tensors are missing or do not fit the shapes, the buffer or the pool. */
     Decoder(const Config &config, const std::vector<TensorPlace> &tensors, uint64_t weights, uint64_t weights_bytes,
-            uint64_t pool, const ol_kv_geometry &geometry, const Kernels &kernels);
+            uint64_t pool, const ol_kv_geometry &geometry, const Kernels &kernels, Compute compute);
 
     /* Slot-table index of each operator, for the tasks of later plans. */
     void bind(const std::map<std::string, uint32_t> &slots);

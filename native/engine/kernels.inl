@@ -1,12 +1,14 @@
 // The kernels, over the 16 lanes of a simd_*.h. Included once per instruction set; see kernels.h for the numerics.
 #include "kernels.h"
 
+// Small loops over arrays of vectors must be unrolled completely, or the compiler keeps the arrays in memory (3x slower).
+#define OL_UNROLL _Pragma("GCC unroll 16")
+
+#include "matmul.inl"
+
 namespace {
 
 using namespace outlast::engine;
-
-// Small loops over arrays of vectors must be unrolled completely, or the compiler keeps the arrays in memory (3x slower).
-#define OL_UNROLL _Pragma("GCC unroll 16")
 
 // ---- exp ------------------------------------------------------------------------------------------------------
 
@@ -30,209 +32,7 @@ OL_INLINE F16 exp16(F16 x) {
     return zero_below(x, low, mul(p, power_of_two(n)));
 }
 
-// ---- matrix times tokens --------------------------------------------------------------------------------------
-
-struct Tile {
-    const uint8_t *w;           // first group
-    size_t stride;              // bytes between groups
-    uint32_t columns;
-    Activations x;
-    float *y;
-    size_t ldy;
-    bool add;
-};
-
-template <int T, int G>
-OL_INLINE void store_tile(const Tile &a, const F16 (&acc)[G][T]) {
-    OL_UNROLL
-    for (int g = 0; g < G; ++g)
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) {
-            float *y = a.y + t * a.ldy + size_t(g) * kGroup;
-            store(y, a.add ? add(load(y), acc[g][t]) : acc[g][t]);
-        }
-}
-
-// Eight columns of Q4_1, recursively so that each nibble's shift is a constant.
-template <int T, int G, int I>
-OL_INLINE void nibble_columns(const Words (&w)[G], const float *x, size_t ldx, F16 (&s)[G][T]) {
-    if constexpr (I < 8) {
-        F16 q[G];
-        OL_UNROLL
-        for (int g = 0; g < G; ++g) q[g] = nibble<I>(w[g]);
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) {
-            const F16 xv = set1(x[t * ldx + I]);
-            OL_UNROLL
-            for (int g = 0; g < G; ++g) s[g][t] = fma(q[g], xv, s[g][t]);
-        }
-        nibble_columns<T, G, I + 1>(w, x, ldx, s);
-    }
-}
-
-template <int T, int G>
-static void tile_q4_1(const Tile &a) {
-    constexpr size_t kBytes = 4 * kGroup + kBlock * kGroup / 2;
-    F16 acc[G][T];
-    OL_UNROLL
-    for (int g = 0; g < G; ++g)
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) acc[g][t] = zero();
-    const uint8_t *w = a.w;
-    for (uint32_t b = 0; b < a.columns / kBlock; ++b, w += kBytes) {
-        F16 s[G][T];
-        OL_UNROLL
-        for (int g = 0; g < G; ++g)
-            OL_UNROLL
-            for (int t = 0; t < T; ++t) s[g][t] = zero();
-        for (uint32_t c = 0; c < 4; ++c) {
-            Words words[G];
-            OL_UNROLL
-            for (int g = 0; g < G; ++g) words[g] = load_words(w + g * a.stride + 4 * kGroup + 4 * kGroup * c);
-            nibble_columns<T, G, 0>(words, a.x.scaled + b * kBlock + 8 * c, a.x.ld, s);
-        }
-        OL_UNROLL
-        for (int g = 0; g < G; ++g) {
-            const F16 scale = load_half(w + g * a.stride), least = load_half(w + g * a.stride + 2 * kGroup);
-            OL_UNROLL
-            for (int t = 0; t < T; ++t) {
-                acc[g][t] = fma(scale, s[g][t], acc[g][t]);
-                acc[g][t] = fma(least, set1(a.x.sums[t * (a.x.ld / kBlock) + b]), acc[g][t]);
-            }
-        }
-    }
-    store_tile<T, G>(a, acc);
-}
-
-template <int T, int G>
-static void tile_q8_0(const Tile &a) {
-    constexpr size_t kBytes = 2 * kGroup + kBlock * kGroup;
-    F16 acc[G][T];
-    OL_UNROLL
-    for (int g = 0; g < G; ++g)
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) acc[g][t] = zero();
-    const uint8_t *w = a.w;
-    for (uint32_t b = 0; b < a.columns / kBlock; ++b, w += kBytes) {
-        F16 s[G][T];
-        OL_UNROLL
-        for (int g = 0; g < G; ++g)
-            OL_UNROLL
-            for (int t = 0; t < T; ++t) s[g][t] = zero();
-        const float *x = a.x.x + b * kBlock;
-#pragma GCC unroll 4
-        for (uint32_t k = 0; k < kBlock; ++k) {
-            F16 q[G];
-            OL_UNROLL
-            for (int g = 0; g < G; ++g) q[g] = load_int8(w + g * a.stride + 2 * kGroup + k * kGroup);
-            OL_UNROLL
-            for (int t = 0; t < T; ++t) {
-                const F16 xv = set1(x[t * a.x.ld + k]);
-                OL_UNROLL
-                for (int g = 0; g < G; ++g) s[g][t] = fma(q[g], xv, s[g][t]);
-            }
-        }
-        OL_UNROLL
-        for (int g = 0; g < G; ++g) {
-            const F16 scale = load_half(w + g * a.stride);
-            OL_UNROLL
-            for (int t = 0; t < T; ++t) acc[g][t] = fma(scale, s[g][t], acc[g][t]);
-        }
-    }
-    store_tile<T, G>(a, acc);
-}
-
-template <int T, int G>
-static void tile_f32(const Tile &a) {
-    F16 acc[G][T];
-    OL_UNROLL
-    for (int g = 0; g < G; ++g)
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) acc[g][t] = zero();
-    for (uint32_t k = 0; k < a.columns; ++k) {
-        F16 w[G];
-        OL_UNROLL
-        for (int g = 0; g < G; ++g)
-            w[g] = load(reinterpret_cast<const float *>(a.w + g * a.stride) + size_t(k) * kGroup);
-        OL_UNROLL
-        for (int t = 0; t < T; ++t) {
-            const F16 xv = set1(a.x.x[t * a.x.ld + k]);
-            OL_UNROLL
-            for (int g = 0; g < G; ++g) acc[g][t] = fma(w[g], xv, acc[g][t]);
-        }
-    }
-    store_tile<T, G>(a, acc);
-}
-
-template <int T, int G>
-OL_INLINE void run_tile(Type type, const Tile &a) {
-    switch (type) {
-        case Type::q4_1: tile_q4_1<T, G>(a); break;
-        case Type::q8_0: tile_q8_0<T, G>(a); break;
-        case Type::f32: tile_f32<T, G>(a); break;
-    }
-}
-
-// Calls run_tile<tokens, G> for the run-time number of tokens (1..kTile); G = flight(tokens) when `wide`, else 1.
-template <int T>
-OL_INLINE void pick_tile(uint32_t tokens, bool wide, Type type, const Tile &a) {
-    if constexpr (T > 0) {
-        if (tokens == uint32_t(T)) {
-            if (wide) run_tile<T, flight(T)>(type, a);
-            else run_tile<T, 1>(type, a);
-        } else {
-            pick_tile<T - 1>(tokens, wide, type, a);
-        }
-    }
-}
-
-// Groups in the outer loop: their weights stay in the first-level cache while the tokens pass.
-static void matmul_block(const Matrix &m, uint32_t first, uint32_t last, const Activations &x, uint32_t tokens, float *y,
-                         size_t ldy, bool add_to) {
-    const uint32_t widest = uint32_t(flight(tokens < uint32_t(kTile) ? int(tokens) : kTile));
-    for (uint32_t g = first; g < last;) {
-        const uint32_t step = g + widest <= last ? widest : 1;
-        for (uint32_t t = 0; t < tokens;) {
-            const uint32_t n = tokens - t < uint32_t(kTile) ? tokens - t : uint32_t(kTile);
-            const Activations tile{x.x + t * x.ld, x.scaled + t * x.ld, x.sums + t * (x.ld / kBlock), x.ld};
-            Tile a{m.data + g * m.group_stride, m.group_stride, m.columns, tile,
-                   y + t * ldy + size_t(g) * kGroup,  ldy,            add_to};
-            // The remainder tile of a long list may want more groups in flight than this pass has: go one by one then.
-            const uint32_t wants = uint32_t(flight(int(n)));
-            if (step == wants) pick_tile<kTile>(n, true, m.type, a);
-            else
-                for (uint32_t i = 0; i < step; ++i, a.w += m.group_stride, a.y += kGroup)
-                    pick_tile<kTile>(n, false, m.type, a);
-            t += n;
-        }
-        g += step;
-    }
-}
-
-// Blocks of tokens whose activations fit the second-level cache beside the weights in flight (64 x 1536 floats: 400 KB).
-constexpr uint32_t kTokenBlock = 64;
-
-static void matmul(const Matrix &m, uint32_t first, uint32_t last, const Activations &x, uint32_t tokens, float *y,
-                   size_t ldy, bool add_to) {
-    for (uint32_t t = 0; t < tokens; t += kTokenBlock) {
-        const Activations block{x.x + t * x.ld, x.scaled + t * x.ld, x.sums + t * (x.ld / kBlock), x.ld};
-        matmul_block(m, first, last, block, tokens - t < kTokenBlock ? tokens - t : kTokenBlock, y + t * ldy, ldy, add_to);
-    }
-}
-
 // ---- vectors --------------------------------------------------------------------------------------------------
-
-static void prepare(const float *x, uint32_t n, float *scaled, float *sums) {
-    alignas(64) float pattern[16];
-    for (int i = 0; i < 16; ++i) pattern[i] = kNibbleScale[i % 8];
-    const F16 scale = load(pattern);
-    for (uint32_t b = 0; b < n / kBlock; ++b) {
-        const F16 low = load(x + b * kBlock), high = load(x + b * kBlock + 16);
-        store(scaled + b * kBlock, mul(low, scale));
-        store(scaled + b * kBlock + 16, mul(high, scale));
-        sums[b] = sum_lanes(add(low, high));
-    }
-}
 
 static void rms_norm(const float *x, const float *weight, float epsilon, uint32_t n, float *y) {
     F16 squares = zero();

@@ -8,16 +8,34 @@
 
 namespace outlast::engine {
 
-void Floats::Free::operator()(float *p) const { std::free(p); }
+void Memory::Free::operator()(void *p) const { std::free(p); }
 
-void Floats::reserve(size_t n) {
-    if (n <= size_) return;
-    const size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
+void Memory::reserve(size_t bytes) {
+    if (bytes <= size_) return;
+    bytes = (bytes + 63) / 64 * 64;
     void *p = std::aligned_alloc(64, bytes);
     if (p == nullptr) throw std::bad_alloc();
     std::memset(p, 0, bytes);
-    memory_.reset(static_cast<float *>(p));
-    size_ = bytes / sizeof(float);
+    memory_.reset(p);
+    size_ = bytes;
+}
+
+void Rows::reserve(size_t tokens, size_t ld, Compute mode) {
+    ld_ = ld;
+    mode_ = mode;
+    const size_t blocks = tokens * ld / kBlock;
+    x_.reserve(tokens * ld);
+    sums_.reserve(blocks);
+    q_.reserve(blocks * kBlock * size_t(mode));
+    scales_.reserve(blocks);
+    totals_.reserve(2 * blocks);
+}
+
+void Rows::prepare(const Kernels &kernels, size_t token, uint32_t column, uint32_t n) const {
+    const size_t block = (token * ld_ + column) / kBlock;
+    kernels.prepare(mode_, row(token) + column, n,
+                    {sums_.data() + block, q_.data() + block * kBlock * size_t(mode_), scales_.data() + block,
+                     totals_.data() + 2 * block});
 }
 
 namespace {
@@ -42,25 +60,16 @@ Share cut(Share range, uint32_t start, uint32_t groups) {
 
 size_t partial_floats(const Step &s) { return kPartialHeader + s.model->config.head_dim; }
 
-Activations activations(const Step &s, const PartScratch &mine) {
-    return {mine.x.data(), mine.scaled.data(), mine.sums.data(), s.width};
-}
-
-void prepare(const Step &s, PartScratch &mine, uint32_t t, uint32_t columns) {
-    const size_t at = t * s.width;
-    s.kernels->prepare(mine.x.data() + at, columns, mine.scaled.data() + at, mine.sums.data() + at / kBlock);
-}
-
 // Norms of `n` tokens of the residual stream (those listed in `which`, or the first n), in the part's own memory: each
 // part computes them again, which costs less than another barrier.
 Activations normed(const Step &s, PartScratch &mine, const uint32_t *which, uint32_t n, const float *weight) {
     const Config &c = s.model->config;
     for (uint32_t i = 0; i < n; ++i) {
         const float *x = s.x.data() + size_t{which == nullptr ? i : which[i]} * c.hidden;
-        s.kernels->rms_norm(x, weight, c.epsilon, c.hidden, mine.x.data() + i * s.width);
-        prepare(s, mine, i, c.hidden);
+        s.kernels->rms_norm(x, weight, c.epsilon, c.hidden, mine.x.row(i));
+        mine.x.prepare(*s.kernels, i, 0, c.hidden);
     }
-    return activations(s, mine);
+    return mine.x.all();
 }
 
 int32_t begin(const ol_task *task, ol_env *) {
@@ -99,7 +108,7 @@ int32_t qkv(const ol_task *task, ol_env *) {
     const Share range = share(q_groups + 2 * kv_groups, task);
     const auto multiply = [&](const Matrix &m, Share part, float *y) {
         if (part.first < part.last)
-            s.kernels->matmul(m, part.first, part.last, x, n, y, s.qkv_width, false);
+            s.kernels->matmul(s.compute, m, part.first, part.last, x, n, y, s.qkv_width, false);
     };
     const Share q = cut(range, 0, q_groups), k = cut(range, q_groups, kv_groups),
                 v = cut(range, q_groups + kv_groups, kv_groups);
@@ -199,7 +208,7 @@ int32_t output(const ol_task *task, ol_env *) {
     const size_t size = partial_floats(s);
     for (uint32_t t = 0; t < n; ++t) {
         const Token &token = s.tokens[t];
-        float *x = mine.x.data() + t * s.width;
+        float *x = mine.x.row(t);
         for (uint32_t h = 0; h < c.heads; ++h) {
             // The partials are shared between parts: merge in a copy.
             const float *first = s.partials.data() + (size_t{token.partial} * c.heads + h) * size;
@@ -213,10 +222,10 @@ int32_t output(const ol_task *task, ol_env *) {
                 s.kernels->merge(state, first + size_t{i} * c.heads * size, c.head_dim);
             s.kernels->finish(state, c.head_dim, x + h * c.head_dim);
         }
-        prepare(s, mine, t, l.o.columns);
+        mine.x.prepare(*s.kernels, t, 0, l.o.columns);
     }
     const Share rows = share(groups_of(l.o.rows), task);
-    s.kernels->matmul(l.o, rows.first, rows.last, activations(s, mine), n, s.x.data(), c.hidden, true);
+    s.kernels->matmul(s.compute, l.o, rows.first, rows.last, mine.x.all(), n, s.x.data(), c.hidden, true);
     return OL_OK;
 }
 
@@ -226,15 +235,14 @@ int32_t gate_up(const ol_task *task, ol_env *) {
     const Layer &l = s.model->layers[task->arg[1]];
     const uint32_t n = uint32_t(s.tokens.size());
     const Activations x = normed(s, s.parts[task->part], nullptr, n, l.ffn_norm);
-    // Shares of whole blocks of 32 rows, so that each part can sum its own blocks for the next product.
+    // Shares of whole blocks of 32 rows, so that each part can prepare its own blocks for the next product.
     const Share blocks = share(c.ffn / kBlock, task);
     const uint32_t first = blocks.first * kBlock, last = blocks.last * kBlock;
-    s.kernels->matmul(l.gate, first / kGroup, last / kGroup, x, n, s.gate.data(), s.ffn_width, false);
-    s.kernels->matmul(l.up, first / kGroup, last / kGroup, x, n, s.up.data(), s.ffn_width, false);
+    s.kernels->matmul(s.compute, l.gate, first / kGroup, last / kGroup, x, n, s.gate.row(0), s.ffn_width, false);
+    s.kernels->matmul(s.compute, l.up, first / kGroup, last / kGroup, x, n, s.up.data(), s.ffn_width, false);
     for (uint32_t t = 0; t < n; ++t) {
-        const size_t at = t * s.ffn_width + first;
-        s.kernels->silu_mul(s.gate.data() + at, s.up.data() + at, last - first);
-        s.kernels->prepare(s.gate.data() + at, last - first, s.gate_scaled.data() + at, s.gate_sums.data() + at / kBlock);
+        s.kernels->silu_mul(s.gate.row(t) + first, s.up.data() + t * s.ffn_width + first, last - first);
+        s.gate.prepare(*s.kernels, t, first, last - first);
     }
     return OL_OK;
 }
@@ -243,9 +251,8 @@ int32_t down(const ol_task *task, ol_env *) {
     Step &s = step_of(task);
     const Layer &l = s.model->layers[task->arg[1]];
     const Share rows = share(groups_of(l.down.rows), task);
-    const Activations x{s.gate.data(), s.gate_scaled.data(), s.gate_sums.data(), s.ffn_width};
-    s.kernels->matmul(l.down, rows.first, rows.last, x, uint32_t(s.tokens.size()), s.x.data(), s.model->config.hidden,
-                      true);
+    s.kernels->matmul(s.compute, l.down, rows.first, rows.last, s.gate.all(), uint32_t(s.tokens.size()), s.x.data(),
+                      s.model->config.hidden, true);
     return OL_OK;
 }
 
@@ -255,7 +262,7 @@ int32_t head(const ol_task *task, ol_env *) {
     const uint32_t n = uint32_t(s.sampling.size());
     const Activations x = normed(s, s.parts[task->part], s.sampling.data(), n, s.model->output_norm);
     const Share rows = share(groups_of(c.vocab), task);
-    s.kernels->matmul(s.model->head, rows.first, rows.last, x, n, s.logits.data(), s.vocab_width, false);
+    s.kernels->matmul(s.compute, s.model->head, rows.first, rows.last, x, n, s.logits.data(), s.vocab_width, false);
     return OL_OK;
 }
 

@@ -8,9 +8,6 @@ namespace {
 struct F16 {
     __m256 a, b;                            // lanes 0-7, 8-15
 };
-struct Words {
-    __m256i a, b;
-};
 
 #define OL_INLINE [[gnu::always_inline]] static inline
 
@@ -38,24 +35,6 @@ OL_INLINE F16 load_half(const uint8_t *p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + 16)))};
 }
-OL_INLINE F16 load_int8(const uint8_t *p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8))))};
-}
-OL_INLINE Words load_words(const uint8_t *p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)),
-            _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 32))};
-}
-// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
-template <int I>
-OL_INLINE F16 nibble(Words w) {
-    if constexpr (I == 7) {
-        return {_mm256_cvtepi32_ps(_mm256_srli_epi32(w.a, 28)), _mm256_cvtepi32_ps(_mm256_srli_epi32(w.b, 28))};
-    } else {
-        const __m256i mask = _mm256_set1_epi32(15 << 4 * I);
-        return {_mm256_cvtepi32_ps(_mm256_and_si256(w.a, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(w.b, mask))};
-    }
-}
 OL_INLINE void fetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
 
 OL_INLINE __m256 power_of_two8(__m256 n) {
@@ -81,8 +60,71 @@ OL_INLINE float max_lanes(F16 x) {
 }
 OL_INLINE float lane0(F16 x) { return _mm256_cvtss_f32(x.a); }
 
-// 16 registers: four tokens of one group, or one token of two groups.
+// ---- rows of a group, as many as a register has lanes ---------------------------------------------------------
+
+using Lanes = __m256;                       // float per row
+using Ints = __m256i;                       // int32 per row, or four bytes of neighbouring columns
+constexpr int kLanes = 8;
+
+OL_INLINE Lanes lanes_set1(float x) { return _mm256_set1_ps(x); }
+OL_INLINE Lanes lanes_load(const float *p) { return _mm256_loadu_ps(p); }
+OL_INLINE void lanes_store(float *p, Lanes x) { _mm256_storeu_ps(p, x); }
+OL_INLINE Lanes add(Lanes x, Lanes y) { return _mm256_add_ps(x, y); }
+OL_INLINE Lanes mul(Lanes x, Lanes y) { return _mm256_mul_ps(x, y); }
+OL_INLINE Lanes fma(Lanes x, Lanes y, Lanes z) { return _mm256_fmadd_ps(x, y, z); }
+OL_INLINE Lanes lanes_half(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+OL_INLINE Lanes lanes_bf16(const uint8_t *p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+OL_INLINE Lanes lanes_u8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+OL_INLINE Lanes lanes_s8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+
+OL_INLINE Ints ints_set1(int32_t x) { return _mm256_set1_epi32(x); }
+OL_INLINE Ints load_quads(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+OL_INLINE Ints low_nibbles(Ints w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
+OL_INLINE Ints high_nibbles(Ints w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
+// Bits 2 I and 2 I + 1 of each byte, as bits 4 and 5.
+template <int I>
+OL_INLINE Ints crumbs_high(Ints w) {
+    const Ints moved = I == 0 ? _mm256_slli_epi16(w, 4) : I == 1 ? _mm256_slli_epi16(w, 2) : I == 2 ? w : _mm256_srli_epi16(w, 2);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+}
+OL_INLINE Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
+template <int I>
+OL_INLINE Ints byte_of(Ints w) {
+    return _mm256_and_si256(_mm256_srli_epi32(w, 8 * I), _mm256_set1_epi32(255));
+}
+OL_INLINE Ints add(Ints x, Ints y) { return _mm256_add_epi32(x, y); }
+template <int N>
+OL_INLINE Ints shift_left(Ints x) { return _mm256_slli_epi32(x, N); }
+OL_INLINE Lanes to_float(Ints x) { return _mm256_cvtepi32_ps(x); }
+
+// Sums of products of unsigned weights and signed activations. Dot: weights up to 15, eight quads; products of pairs
+// stay in 16 bits (8 * 2 * 15 * 128 = 30720). Dot8: weights up to 255, as two nibbles.
+struct Dot {
+    __m256i pairs;
+};
+OL_INLINE Dot dot_zero(Dot *) { return {_mm256_setzero_si256()}; }
+OL_INLINE Dot dot_add(Dot d, Ints w, int32_t quad) {
+    return {_mm256_add_epi16(d.pairs, _mm256_maddubs_epi16(w, _mm256_set1_epi32(quad)))};
+}
+OL_INLINE Ints dot_sum(Dot d) { return _mm256_madd_epi16(d.pairs, _mm256_set1_epi16(1)); }
+struct Dot8 {
+    Dot low, high;
+};
+OL_INLINE Dot8 dot_zero(Dot8 *) { return {dot_zero(static_cast<Dot *>(nullptr)), dot_zero(static_cast<Dot *>(nullptr))}; }
+OL_INLINE Dot8 dot_add(Dot8 d, Ints w, int32_t quad) {
+    return {dot_add(d.low, low_nibbles(w), quad), dot_add(d.high, high_nibbles(w), quad)};
+}
+OL_INLINE Ints dot_sum(Dot8 d) { return add(dot_sum(d.low), shift_left<4>(dot_sum(d.high))); }
+
+// 16 registers: tokens per tile, and units of kLanes rows in flight (by tokens of the tile).
 constexpr int kTile = 4;
-constexpr int flight(int tokens) { return tokens == 1 ? 2 : 1; }
+constexpr int flight(int tokens) { return tokens <= 2 ? 2 : 1; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// 16 float lanes on AVX-512. Same interface as simd_avx2.h and simd_generic.h; included by one translation unit only.
+// 16 float lanes on AVX-512, with OL_VNNI for integer dot products. Same interface as simd_avx2.h and simd_generic.h; included by one translation unit only.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 namespace {
 
 using F16 = __m512;
-using Words = __m512i;                      // 16 x uint32
 
 #define OL_INLINE [[gnu::always_inline]] static inline
 
@@ -24,16 +23,6 @@ OL_INLINE F16 min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
 
 OL_INLINE F16 load_half(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
-OL_INLINE F16 load_int8(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
-}
-OL_INLINE Words load_words(const uint8_t *p) { return _mm512_loadu_si512(p); }
-// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
-template <int I>
-OL_INLINE F16 nibble(Words w) {
-    if constexpr (I == 7) return _mm512_cvtepi32_ps(_mm512_srli_epi32(w, 28));
-    else return _mm512_cvtepi32_ps(_mm512_and_si512(w, _mm512_set1_epi32(15 << 4 * I)));
 }
 OL_INLINE void fetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
 
@@ -57,8 +46,77 @@ OL_INLINE float sum_lanes(F16 x) { return fold8(_mm256_add_ps(lower(x), upper(x)
 OL_INLINE float max_lanes(F16 x) { return _mm512_reduce_max_ps(x); }
 OL_INLINE float lane0(F16 x) { return _mm512_cvtss_f32(x); }
 
-// Tokens per tile and row groups in flight (by tokens of the tile), so that the accumulators fit 32 registers.
+// ---- rows of a group, as many as a register has lanes ---------------------------------------------------------
+
+using Lanes = __m512;                       // float per row
+using Ints = __m512i;                       // int32 per row, or four bytes of neighbouring columns
+constexpr int kLanes = 16;
+
+OL_INLINE Lanes lanes_set1(float x) { return _mm512_set1_ps(x); }
+OL_INLINE Lanes lanes_load(const float *p) { return _mm512_loadu_ps(p); }
+OL_INLINE void lanes_store(float *p, Lanes x) { _mm512_storeu_ps(p, x); }
+OL_INLINE Lanes lanes_half(const uint8_t *p) { return load_half(p); }
+OL_INLINE Lanes lanes_bf16(const uint8_t *p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+OL_INLINE Lanes lanes_u8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
+OL_INLINE Lanes lanes_s8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
+
+OL_INLINE Ints ints_set1(int32_t x) { return _mm512_set1_epi32(x); }
+OL_INLINE Ints load_quads(const uint8_t *p) { return _mm512_loadu_si512(p); }
+OL_INLINE Ints low_nibbles(Ints w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+OL_INLINE Ints high_nibbles(Ints w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+// Bits 2 I and 2 I + 1 of each byte, as bits 4 and 5.
+template <int I>
+OL_INLINE Ints crumbs_high(Ints w) {
+    const Ints moved = I == 0 ? _mm512_slli_epi16(w, 4) : I == 1 ? _mm512_slli_epi16(w, 2) : I == 2 ? w : _mm512_srli_epi16(w, 2);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(0x30));
+}
+OL_INLINE Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+template <int I>
+OL_INLINE Ints byte_of(Ints w) {
+    return _mm512_and_si512(_mm512_srli_epi32(w, 8 * I), _mm512_set1_epi32(255));
+}
+OL_INLINE Ints add(Ints x, Ints y) { return _mm512_add_epi32(x, y); }
+template <int N>
+OL_INLINE Ints shift_left(Ints x) { return _mm512_slli_epi32(x, N); }
+OL_INLINE Lanes to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
+
+// Sums of products of unsigned weights and signed activations. Dot: weights up to 15, eight quads. Dot8: up to 255.
+#ifdef OL_VNNI
+struct Dot {
+    Ints sum;
+};
+using Dot8 = Dot;
+OL_INLINE Dot dot_zero(Dot *) { return {_mm512_setzero_si512()}; }
+OL_INLINE Dot dot_add(Dot d, Ints w, int32_t quad) { return {_mm512_dpbusd_epi32(d.sum, w, _mm512_set1_epi32(quad))}; }
+OL_INLINE Ints dot_sum(Dot d) { return d.sum; }
+#else
+struct Dot {
+    Ints pairs;                             // 16-bit sums: 8 * 2 * 15 * 128 = 30720
+};
+OL_INLINE Dot dot_zero(Dot *) { return {_mm512_setzero_si512()}; }
+OL_INLINE Dot dot_add(Dot d, Ints w, int32_t quad) {
+    return {_mm512_add_epi16(d.pairs, _mm512_maddubs_epi16(w, _mm512_set1_epi32(quad)))};
+}
+OL_INLINE Ints dot_sum(Dot d) { return _mm512_madd_epi16(d.pairs, _mm512_set1_epi16(1)); }
+struct Dot8 {
+    Dot low, high;
+};
+OL_INLINE Dot8 dot_zero(Dot8 *) { return {dot_zero(static_cast<Dot *>(nullptr)), dot_zero(static_cast<Dot *>(nullptr))}; }
+OL_INLINE Dot8 dot_add(Dot8 d, Ints w, int32_t quad) {
+    return {dot_add(d.low, low_nibbles(w), quad), dot_add(d.high, high_nibbles(w), quad)};
+}
+OL_INLINE Ints dot_sum(Dot8 d) { return add(dot_sum(d.low), shift_left<4>(dot_sum(d.high))); }
+#endif
+
+// Tokens per tile, and units of kLanes rows in flight (by tokens of the tile), so that the sums fit 32 registers.
 constexpr int kTile = 8;
-constexpr int flight(int tokens) { return tokens <= 2 ? 4 : 2; }
+constexpr int flight(int tokens) { return tokens <= 2 ? 4 : tokens == 4 ? 2 : 1; }
 
 }  // namespace

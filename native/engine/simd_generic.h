@@ -9,7 +9,7 @@ namespace {
 
 typedef float F16 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
 
 #define OL_INLINE [[gnu::always_inline]] static inline
 
@@ -38,23 +38,6 @@ OL_INLINE F16 load_half(const uint8_t *p) {
     }
     return x;
 }
-OL_INLINE F16 load_int8(const uint8_t *p) {
-    typedef int8_t B16 __attribute__((vector_size(16)));
-    B16 b;
-    std::memcpy(&b, p, 16);
-    return __builtin_convertvector(b, F16);
-}
-OL_INLINE Words load_words(const uint8_t *p) {
-    Words w;
-    std::memcpy(&w, p, sizeof w);
-    return w;
-}
-// Nibble I of each word times 16^I (nibble 7: times 1); see kNibbleScale.
-template <int I>
-OL_INLINE F16 nibble(Words w) {
-    if constexpr (I == 7) return __builtin_convertvector(I16(w >> 28), F16);
-    else return __builtin_convertvector(I16(w & (15u << 4 * I)), F16);
-}
 OL_INLINE void fetch(const void *p) { __builtin_prefetch(p); }
 
 OL_INLINE F16 power_of_two(F16 n) {
@@ -78,6 +61,69 @@ OL_INLINE float max_lanes(F16 x) {
     return best;
 }
 OL_INLINE float lane0(F16 x) { return x[0]; }
+
+// ---- rows of a group, as many as a register has lanes ---------------------------------------------------------
+
+using Lanes = F16;                          // float per row
+using Ints = U16;                           // int32 per row, or four bytes of neighbouring columns
+constexpr int kLanes = 16;
+
+OL_INLINE Lanes lanes_set1(float x) { return set1(x); }
+OL_INLINE Lanes lanes_load(const float *p) { return load(p); }
+OL_INLINE void lanes_store(float *p, Lanes x) { store(p, x); }
+OL_INLINE Lanes lanes_half(const uint8_t *p) { return load_half(p); }
+OL_INLINE Lanes lanes_bf16(const uint8_t *p) {
+    typedef uint16_t S16 __attribute__((vector_size(32)));
+    S16 s;
+    std::memcpy(&s, p, sizeof s);
+    const U16 bits = __builtin_convertvector(s, U16) << 16;
+    F16 out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+OL_INLINE Lanes lanes_u8(const uint8_t *p) {
+    typedef uint8_t B16 __attribute__((vector_size(16)));
+    B16 b;
+    std::memcpy(&b, p, 16);
+    return __builtin_convertvector(b, F16);
+}
+OL_INLINE Lanes lanes_s8(const uint8_t *p) {
+    typedef int8_t B16 __attribute__((vector_size(16)));
+    B16 b;
+    std::memcpy(&b, p, 16);
+    return __builtin_convertvector(b, F16);
+}
+
+OL_INLINE Ints ints_set1(int32_t x) { return Ints{} + uint32_t(x); }
+OL_INLINE Ints load_quads(const uint8_t *p) {
+    Ints w;
+    std::memcpy(&w, p, sizeof w);
+    return w;
+}
+OL_INLINE Ints low_nibbles(Ints w) { return w & 0x0f0f0f0fu; }
+OL_INLINE Ints high_nibbles(Ints w) { return (w >> 4) & 0x0f0f0f0fu; }
+// Bits 2 I and 2 I + 1 of each byte, as bits 4 and 5.
+template <int I>
+OL_INLINE Ints crumbs_high(Ints w) { return ((w >> 2 * I) & 0x03030303u) << 4; }
+OL_INLINE Ints either(Ints x, Ints y) { return x | y; }
+template <int I>
+OL_INLINE Ints byte_of(Ints w) { return (w >> 8 * I) & 255u; }
+OL_INLINE Ints add(Ints x, Ints y) { return x + y; }
+template <int N>
+OL_INLINE Ints shift_left(Ints x) { return x << N; }
+OL_INLINE Lanes to_float(Ints x) { return __builtin_convertvector(I16(x), F16); }
+
+// Sums of products of unsigned weights and signed activations.
+struct Dot {
+    Ints sum;
+};
+using Dot8 = Dot;
+OL_INLINE Dot dot_zero(Dot *) { return {Ints{}}; }
+OL_INLINE Dot dot_add(Dot d, Ints w, int32_t quad) {
+    for (int i = 0; i < 4; ++i) d.sum += ((w >> 8 * i) & 255u) * uint32_t(int32_t(int8_t(uint32_t(quad) >> 8 * i)));
+    return d;
+}
+OL_INLINE Ints dot_sum(Dot d) { return d.sum; }
 
 constexpr int kTile = 2;
 constexpr int flight(int) { return 1; }

@@ -65,27 +65,56 @@ struct Token {
 };
 
 /* Zeroed memory aligned to cache lines, that only grows. */
-class Floats {
+class Memory {
   public:
-    float *data() const { return memory_.get(); }
-    void reserve(size_t n);
+    void *data() const { return memory_.get(); }
+    void reserve(size_t bytes);
 
   private:
     struct Free {
-        void operator()(float *p) const;
+        void operator()(void *p) const;
     };
-    std::unique_ptr<float, Free> memory_;
+    std::unique_ptr<void, Free> memory_;
     size_t size_ = 0;
 };
 
+template <class T>
+class Buffer {
+  public:
+    T *data() const { return static_cast<T *>(memory_.data()); }
+    void reserve(size_t n) { memory_.reserve(n * sizeof(T)); }
+
+  private:
+    Memory memory_;
+};
+using Floats = Buffer<float>;
+
+/* Activations of the tokens of a step, and room for them. */
+class Rows {
+  public:
+    void reserve(size_t tokens, size_t ld, Compute mode);
+    float *row(size_t token) const { return x_.data() + token * ld_; }
+    /* Fills what belongs to `n` columns from `column` on, both multiples of 32. */
+    void prepare(const Kernels &kernels, size_t token, uint32_t column, uint32_t n) const;
+    Activations all() const { return {x_.data(), sums_.data(), ld_, q_.data(), scales_.data(), totals_.data()}; }
+
+  private:
+    Floats x_, sums_, scales_;
+    Buffer<int8_t> q_;
+    Buffer<int32_t> totals_;
+    size_t ld_ = 0;
+    Compute mode_ = Compute::f32;
+};
+
 struct PartScratch {
-    Floats x, scaled, sums;             // Activations of the tokens, leading dimension Step::width
+    Rows x;                             // leading dimension Step::width
     Floats partial;                     // heads of one KV head, for merging
     std::unique_ptr<SamplerScratch> sampler;
 };
 
 struct Step {
     const Kernels *kernels;
+    Compute compute;
     const Model *model;
     uint8_t *pool;
     ol_kv_geometry geometry;
@@ -98,13 +127,13 @@ struct Step {
     uint64_t attend_cost;               // positions to read, over all tokens
 
     // leading dimensions in floats
-    size_t width;                       // of PartScratch::x
+    size_t width;                       // of PartScratch::x: hidden or q_rows, whichever is larger
     size_t qkv_width, q_rows, kv_rows, ffn_width, vocab_width;
     Floats x;                           // [tokens][hidden], the residual stream
     Floats qkv;                         // [tokens][q_rows + 2 kv_rows]
     Floats partials;                    // [partials][heads][kPartialHeader + head_dim]
     Floats up;                          // [tokens][ffn_width]
-    Floats gate, gate_scaled, gate_sums;  // Activations, leading dimension ffn_width
+    Rows gate;                          // leading dimension ffn_width
     Floats logits;                      // [samples][vocab_width]
     Floats angles;                      // [tokens][head_dim]: cos, sin of each pair
     std::vector<uint8_t> saved;         // [rows][pieces][row_bytes]

@@ -28,6 +28,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "recovery": (("log", "reprefill"), "how a spare takes over; reprefill is the benchmarks' baseline"),
     "spares": ("N", "loaded engines that wait"),
     "threads": ("N", "threads of an engine; 0 lets it decide"),
+    "fast": (None, "8-bit activations: up to twice the throughput of many streams, less exact; another manifest"),
     "kv_tokens": ("N", "tokens that the KV pool holds; 0 lets the engine decide"),
     "hang_timeout": ("S", "seconds without a heartbeat after which an engine is fenced"),
     "start_timeout": ("S", "seconds until a starting engine must be ready"),

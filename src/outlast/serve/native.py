@@ -7,6 +7,7 @@ import hashlib
 
 import outlast
 from outlast.core.memory import Memory
+from outlast.engines.native import decoder as decoders
 from outlast.engines.native import models, weights
 from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.loading import pool_geometry
@@ -46,6 +47,7 @@ def assemble(settings: Settings) -> Assembly:
         "kv_fd": pool.fd,
         "kv_tokens": kv_tokens,
         "threads": settings.threads,
+        "compute": "int8" if settings.fast else decoders.COMPUTE,
         "allow_degrade": settings.allow_degrade,
         **{name: option_value(text) for name, text in settings.engine_options},
     }

@@ -32,6 +32,7 @@ class Settings:
 
     spares: int = 1  #: engines that wait, loaded
     threads: int = 0  #: of an engine; 0 = it decides
+    fast: bool = False  #: 8-bit activations: faster, less exact
     kv_tokens: int = 0  #: tokens that the KV pool holds; 0 = the engine decides
     engine_options: tuple[tuple[str, str], ...] = ()  #: further options of the engine, by name
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from outlast.engines.native import _native, weights
-from outlast.engines.native.decoder import Decoder, Item, StepResult, kv_geometry
+from outlast.engines.native.decoder import COMPUTE, Compute, Decoder, Item, StepResult, kv_geometry
 from outlast.engines.native.gguf import Gguf
 from outlast.engines.protocol import SamplingParams
 
@@ -50,14 +50,25 @@ class StepWrite(ctypes.Structure):
 class Rig:
     """One decoder. Blocks are handed out in a shuffled order, so that no test relies on neighbouring blocks."""
 
-    def __init__(self, path: Path, *, isa: str = "", blocks: int = 256, block_tokens: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        isa: str = "",
+        compute: Compute = COMPUTE,
+        blocks: int = 256,
+        block_tokens: int = 16,
+        seed: int = 0,
+    ) -> None:
         self.gguf = Gguf(path)
         plan = weights.plan(self.gguf)
         self.weights = weights.repack(self.gguf, plan, mmap.mmap(-1, plan.size))
         self.config = plan.config
         self.geometry = kv_geometry(self.config, block_tokens, blocks)
         self.pool = mmap.mmap(-1, blocks * self.geometry.block_bytes)
-        self.decoder = Decoder(self.weights, _native.address(self.pool), self.geometry, instructions=isa)
+        self.decoder = Decoder(
+            self.weights, _native.address(self.pool), self.geometry, instructions=isa, compute=compute
+        )
         self._free = [int(b) for b in np.random.default_rng(seed).permutation(blocks)]
         self.tables: dict[int, list[int]] = {}
         self.parts = 1

@@ -14,9 +14,13 @@ from outlast.engines.native.decoder import Item
 from outlast.engines.protocol import SamplingParams
 
 # Levels of this size are really cut into parts; two attention segments with the longest prompts.
-SHAPE = TinyShape(layers=2, hidden=256, heads=6, kv_heads=3, head_dim=32, ffn=512)
+SHAPE = TinyShape(layers=2, hidden=256, heads=8, kv_heads=2, head_dim=32, ffn=512)
 LENGTHS = (3, 17, 40, 64, 130, 290)
 STEPS = 6
+KINDS = [
+    ("F32", "f32"), ("Q8_0", "f32"), ("Q4_1", "f32"), ("Q8_0", "int8x2"), ("Q4_1", "int8x2"), ("Q4_K", "int8x2"),
+    ("Q6_K", "int8x2"), ("Q8_0", "int8"), ("Q4_1", "int8"),
+]  # fmt: skip
 PARAMS = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
 
@@ -31,21 +35,27 @@ def prompts() -> list[list[int]]:
     return [random_tokens(n, 280, seed=n) for n in LENGTHS]
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
-def test_bits_do_not_depend_on_parts_or_threads(make_rig: MakeRig, prompts: list[list[int]], kind: str) -> None:
-    expected = [_alone(make_rig(kind, SHAPE), p) for p in prompts]
-    for parts, threads in ((2, 1), (3, 2), (7, 2)):
-        rig = make_rig(kind, SHAPE)
+@pytest.mark.parametrize(("kind", "compute"), KINDS)
+def test_bits_do_not_depend_on_parts_or_threads(
+    make_rig: MakeRig, prompts: list[list[int]], kind: str, compute: str
+) -> None:
+    expected = [_alone(make_rig(kind, SHAPE, compute=compute), p) for p in prompts]
+    for parts, threads in ((2, 1), (3, 2), (7, 2), (4, 4)):
+        rig = make_rig(kind, SHAPE, compute=compute)
         rig.parts, rig.threads = parts, threads
         assert [_alone(rig, p) for p in prompts] == expected
 
 
 @pytest.mark.parametrize("isa", _native.isas())
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
-def test_bits_do_not_depend_on_prefill_chunks(make_rig: MakeRig, prompts: list[list[int]], kind: str, isa: str) -> None:
-    expected = [_alone(make_rig(kind, SHAPE, isa=isa), p) for p in prompts]
+@pytest.mark.parametrize(("kind", "compute"), KINDS)
+def test_bits_do_not_depend_on_prefill_chunks(
+    make_rig: MakeRig, prompts: list[list[int]], kind: str, compute: str, isa: str
+) -> None:
+    options = {"isa": isa, "compute": compute}
+    some = prompts[1:4] if isa == "generic" else prompts  # slow
+    expected = [_alone(make_rig(kind, SHAPE, **options), p) for p in some]
     for chunk in (1, 7, 32):
-        assert [_alone(make_rig(kind, SHAPE, isa=isa), p, chunk) for p in prompts] == expected
+        assert [_alone(make_rig(kind, SHAPE, **options), p, chunk) for p in some] == expected
 
 
 def test_bits_do_not_depend_on_blocks(make_rig: MakeRig, prompts: list[list[int]]) -> None:
@@ -55,25 +65,32 @@ def test_bits_do_not_depend_on_blocks(make_rig: MakeRig, prompts: list[list[int]
         assert [_alone(rig, p) for p in prompts] == expected
 
 
-@pytest.mark.skipif({"avx2", "avx512"} - set(_native.isas()) != set(), reason="needs a CPU with AVX-512")
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
-def test_avx2_and_avx512_give_the_same_bits(make_rig: MakeRig, prompts: list[list[int]], kind: str) -> None:
+@pytest.mark.skipif(not {"avx2", "avx512"} <= set(_native.isas()), reason="needs a CPU with AVX-512")
+@pytest.mark.parametrize(("kind", "compute"), KINDS)
+def test_avx2_and_avx512_give_the_same_bits(
+    make_rig: MakeRig, prompts: list[list[int]], kind: str, compute: str
+) -> None:
+    fused = [isa for isa in _native.isas() if isa != "generic"]
     for prompt in prompts:
-        assert _alone(make_rig(kind, SHAPE, isa="avx2"), prompt) == _alone(make_rig(kind, SHAPE, isa="avx512"), prompt)
+        first, *others = (_alone(make_rig(kind, SHAPE, isa=isa, compute=compute), prompt) for isa in fused)
+        assert all(other == first for other in others)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_bits_do_not_depend_on_the_batch(make_rig: MakeRig, prompts: list[list[int]], data: st.DataObject) -> None:
-    """Sequences join and leave at random, in random order, with random chunks and parts; each ends as if alone."""
-    rig = make_rig("Q4_1", SHAPE, blocks=512)
+def test_bits_do_not_depend_on_the_batch(make_rig: MakeRig, data: st.DataObject) -> None:
+    """Up to 16 sequences join and leave at random, in random order, with random chunks and parts; each ends as alone."""
+    kind, compute = data.draw(st.sampled_from(KINDS))
+    lengths = data.draw(st.lists(st.sampled_from(LENGTHS), min_size=2, max_size=16))
+    prompts = [random_tokens(n, 280, seed=i) for i, n in enumerate(lengths)]
+    rig = make_rig(kind, SHAPE, blocks=512, compute=compute)
     order = data.draw(st.permutations(range(len(prompts))))
     handles = {rig.add(prompts[i], PARAMS): i for i in order}
     last: dict[int, bytes] = {}
     running = list(handles)
     while running:
         batch = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
-        rig.parts, rig.threads = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+        rig.parts, rig.threads = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
         items = []
         for handle in batch:
             missing = rig.decoder.length(handle) - rig.decoder.computed(handle)
@@ -88,7 +105,7 @@ def test_bits_do_not_depend_on_the_batch(make_rig: MakeRig, prompts: list[list[i
                 running.remove(result.handle)
     for handle, i in handles.items():
         got = rig.decoder.tokens(handle), rig.rows(handle).tobytes(), last[handle]
-        assert got == _alone(make_rig("Q4_1", SHAPE), prompts[i])
+        assert got == _alone(make_rig(kind, SHAPE, compute=compute), prompts[i])
 
 
 # ---- checking restored rows ---------------------------------------------------------------------------------------

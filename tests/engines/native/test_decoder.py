@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fixtures.tiny_model import TinyShape
 
 from outlast.core.errors import UsageError
 from outlast.engines.native import _native
-from outlast.engines.native.decoder import Decoder, Item, kv_geometry, operators
+from outlast.engines.native.decoder import Compute, Decoder, Item, kv_geometry, operators
 from outlast.engines.native.reference import ReferenceModel
 from outlast.engines.protocol import SamplingParams
 
@@ -19,24 +20,38 @@ WIDE = TinyShape(layers=3, hidden=96, heads=6, kv_heads=2, head_dim=32, ffn=160,
 MQA = TinyShape(layers=1, hidden=64, heads=5, kv_heads=1, head_dim=64, ffn=64, rope_base=1e6)
 
 
+#: largest difference of a logit or of an element of K and V, at logits with a standard deviation near 3
+BOUNDS: dict[Compute, float] = {"f32": 1e-4, "int8x2": 2e-3, "int8": 1.0}
+
+
 @pytest.mark.parametrize("isa", _native.isas())
 @pytest.mark.parametrize("shape", [TinyShape(), WIDE, MQA], ids=["tiny", "untied", "multi-query"])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_forward_agrees_with_the_reference(make_rig: MakeRig, kind: str, shape: TinyShape, isa: str) -> None:
-    rig = make_rig(kind, shape, isa=isa)
-    tokens = random_tokens(600, rig.config.vocab)  # three attention segments
+    _check_forward(make_rig(kind, shape, isa=isa, compute="f32"), 600, BOUNDS["f32"])  # three attention segments
+
+
+@pytest.mark.parametrize("compute", get_args(Compute))
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_each_mode_agrees_with_the_reference(make_rig: MakeRig, kind: str, compute: Compute) -> None:
+    shape = TinyShape(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512)
+    _check_forward(make_rig(kind, shape, compute=compute), 40, BOUNDS[compute])
+
+
+def _check_forward(rig: Rig, length: int, bound: float) -> None:
+    tokens = random_tokens(length, rig.config.vocab)
     handle = rig.add(tokens)
-    rig.step(Item(handle, 600))
+    rig.step(Item(handle, length))
     expected = ReferenceModel(rig.gguf).forward(tokens)
-    assert np.abs(rig.logits()[0] - expected.logits[-1]).max() < 1e-4
+    assert np.abs(rig.logits()[0] - expected.logits[-1]).max() < bound
     rows = rig.rows(handle).view(np.float32)
     for layer in range(rig.config.layers):
-        assert np.abs(rows[:, 2 * layer] - expected.k[layer]).max() < 1e-4
-        assert np.abs(rows[:, 2 * layer + 1] - expected.v[layer]).max() < 1e-4
+        assert np.abs(rows[:, 2 * layer] - expected.k[layer]).max() < bound
+        assert np.abs(rows[:, 2 * layer + 1] - expected.v[layer]).max() < bound
 
 
 def test_greedy_decoding_follows_the_reference(make_rig: MakeRig) -> None:
-    rig = make_rig()
+    rig = make_rig(compute="f32")
     tokens = random_tokens(9, rig.config.vocab)
     model = ReferenceModel(rig.gguf)
     for result in rig.advance(rig.add(tokens, SamplingParams(temperature=0, top_logprobs=5)), 20):
@@ -187,3 +202,8 @@ def test_a_pool_of_another_geometry_is_refused(make_rig: MakeRig) -> None:
 def test_an_unknown_instruction_set_is_refused(make_rig: MakeRig) -> None:
     with pytest.raises(UsageError, match="sse9"):
         make_rig(isa="sse9")
+
+
+def test_an_unknown_mode_is_refused(make_rig: MakeRig) -> None:
+    with pytest.raises(UsageError, match="int4"):
+        make_rig(compute="int4")

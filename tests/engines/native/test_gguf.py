@@ -46,8 +46,8 @@ def test_missing_and_mistyped_keys_are_named(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_tensor_type_is_named(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "k.gguf", {}, {"blk.0.attn_q.weight": (12, (256, 2), bytes(288))})
-    with Gguf(path) as gguf, pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight has type Q4_K"):
+    path = write_gguf(tmp_path / "k.gguf", {}, {"blk.0.attn_q.weight": (13, (256, 2), bytes(352))})
+    with Gguf(path) as gguf, pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight has type Q5_K"):
         _ = gguf.tensors["blk.0.attn_q.weight"].nbytes
 
 

@@ -44,7 +44,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def rig(builtin_model: Path) -> Rig:
-    return Rig(builtin_model, blocks=128)
+    return Rig(builtin_model, blocks=128, compute="f32")
 
 
 @pytest.fixture(scope="module")

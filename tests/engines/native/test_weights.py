@@ -19,7 +19,7 @@ from outlast.engines.native.reference import dequantize
 ODD = TinyShape(layers=1, hidden=96, heads=3, kv_heads=3, head_dim=32, ffn=96)
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_rows_hold_the_files_own_numbers(tmp_path: Path, kind: str) -> None:
     gguf = Gguf(write_tiny_model(tmp_path / "m.gguf", kind, shape=ODD))
     plan = weights.plan(gguf)

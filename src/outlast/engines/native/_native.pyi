@@ -102,6 +102,7 @@ class Decoder:
         pool: int,
         geometry: KvGeometry,
         isa: str = "",
+        compute: str = "int8x2",
     ) -> None:
         """`tensors`: (name, type, rows or 0 for a vector, columns, offset). `isa` "" = the one `isa()` names."""
 
@@ -153,6 +154,11 @@ def read_word(source: Buffer, offset: int) -> int:
 
 def read_row(weights: Buffer, offset: int, kind: int, rows: int, columns: int, row: int) -> list[float]:
     """One row of a repacked matrix, dequantized."""
+
+def multiply(
+    weights: Buffer, offset: int, kind: int, rows: int, columns: int, x: bytes, compute: str, isa: str = ""
+) -> bytes:
+    """Float rows [tokens][columns] times a repacked matrix: float [tokens][rows]."""
 
 def address(buffer: Buffer) -> int: ...
 def philox(counter: list[int], key: list[int]) -> list[int]: ...

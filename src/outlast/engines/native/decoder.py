@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from outlast.core.errors import OperatorFailed, UsageError
 from outlast.engines.native import _native
@@ -17,6 +17,10 @@ from outlast.engines.native.weights import ModelConfig, Weights
 from outlast.engines.protocol import SamplingParams
 
 Geometry: TypeAlias = _native.KvGeometry
+
+#: How quantized weights are multiplied: with activations as floats, as two int8 planes (about 16 bits), or as one.
+Compute = Literal["f32", "int8x2", "int8"]
+COMPUTE: Compute = "int8x2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,21 @@ class StepResult:
     finite: bool  #: False: the logits are not finite; the sequence cannot go on
 
 
+def compute_mode(name: str) -> Compute:
+    """The mode called `name`. Raises `UsageError` for an unknown one."""
+    for mode in get_args(Compute):
+        if name == mode:
+            return mode  # type: ignore[no-any-return]
+    raise UsageError(f"no way to compute is called {name!r}", do=f"Choose one of {', '.join(get_args(Compute))}.")
+
+
+def kernels(compute: Compute = COMPUTE) -> str:
+    """Instruction set and mode, as the manifest names them: "avx2/int8x2". Raises as `isa` does."""
+    return f"{isa()}/{compute}"
+
+
 def isa() -> str:
-    """Instruction set of the kernels in use; part of the manifest. Raises `UsageError` for a bad OUTLAST_ISA."""
+    """Instruction set of the kernels in use. Raises `UsageError` for a bad OUTLAST_ISA."""
     try:
         return _native.isa()
     except RuntimeError as error:
@@ -95,16 +112,26 @@ class Decoder:
     """A model over one KV pool. Not thread-safe; the operators of a planned step may run on any threads.
 
     `weights` and the memory at `pool` (`geometry.blocks * geometry.block_bytes` bytes) must outlive the decoder.
+    `compute` decides on bits and speed, docs/reference/numerics.md; `instructions`: an instruction set, "" = the best.
     """
 
-    def __init__(self, weights: Weights, pool: int, geometry: Geometry, *, instructions: str = "") -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        pool: int,
+        geometry: Geometry,
+        *,
+        compute: Compute = COMPUTE,
+        instructions: str = "",
+    ) -> None:
         tensors = [(t.name, t.type, t.rows, t.columns, t.offset) for t in weights.tensors]
         self.weights = weights
         self.config = weights.config
         self.geometry = geometry
+        self.compute = compute
         try:
             self._native = _native.Decoder(
-                weights.config.native(), tensors, weights.address, weights.size, pool, geometry, instructions
+                weights.config.native(), tensors, weights.address, weights.size, pool, geometry, instructions, compute
             )
         except (ValueError, RuntimeError) as error:
             raise UsageError("The decoder cannot be set up", why=str(error)) from error

@@ -79,6 +79,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
         kv_tokens=int(options["kv_tokens"]),
         block_tokens=int(options.get("block_tokens", BLOCK_TOKENS)),
         threads=int(options.get("threads") or default_threads()),
+        compute=decoders.compute_mode(options.get("compute", decoders.COMPUTE)),
         prefill_chunk=int(options.get("prefill_chunk", PREFILL_CHUNK)),
         allow_degrade=bool(options.get("allow_degrade", False)),
         share_prefixes=bool(options.get("share_prefixes", True)),
@@ -98,6 +99,7 @@ class NativeEngine:
         kv_tokens: int,
         block_tokens: int = BLOCK_TOKENS,
         threads: int = 1,
+        compute: decoders.Compute = decoders.COMPUTE,
         prefill_chunk: int = PREFILL_CHUNK,
         allow_degrade: bool = False,
         share_prefixes: bool = True,
@@ -105,7 +107,8 @@ class NativeEngine:
         control: Control | None = None,
         pool: Memory | None = None,
     ) -> None:
-        """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step.
+        """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step; `compute`: see
+        `Decoder`.
 
         `share_prefixes`: requests that begin with the same tokens use the same blocks.
 
@@ -125,14 +128,17 @@ class NativeEngine:
         if control is not None:
             self.executor.native.set_heartbeat(control.heartbeat_address)
         self.decoder = decoders.Decoder(
-            weights, self.pool, decoders.kv_geometry(weights.config, block_tokens, self.geometry.blocks)
+            weights,
+            self.pool,
+            decoders.kv_geometry(weights.config, block_tokens, self.geometry.blocks),
+            compute=compute,
         )
         self._slots = {
             name: self.executor.register(name, address).index for name, address in decoders.operators().items()
         }
         self.decoder.bind(self._slots)
         self.handlers = KVHandlers(self.executor, self.geometry)
-        self.manifest = manifest_of(weights, self.geometry)
+        self.manifest = manifest_of(weights, self.geometry, compute)
         blocks = BlockPool(self.geometry, self.manifest.digest, sharing=share_prefixes)
         self._rows = LoggedRows(self.geometry, blocks, Restorer(self.executor, self.handlers, self.pool))
         self._scheduler = Scheduler(
@@ -434,7 +440,7 @@ class NativeEngine:
         """Touch code and weights once, in a pool of its own, so that the first step after a takeover is not slow."""
         native = decoders.kv_geometry(self._weights.config, self.geometry.block_tokens, 1)
         with Memory.anonymous(native.block_bytes) as scratch:
-            decoder = decoders.Decoder(self._weights, scratch.address, native)
+            decoder = decoders.Decoder(self._weights, scratch.address, native, compute=self.decoder.compute)
             decoder.bind(self._slots)
             handle = decoder.add(1, 1, [0, 0], 2, 0, SamplingParams())
             decoder.set_table(handle, [0])

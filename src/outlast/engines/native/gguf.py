@@ -21,8 +21,9 @@ from types import TracebackType
 
 from outlast.core.errors import OutlastError
 
-F32, Q4_1, Q8_0 = 0, 3, 8
-BLOCK = 32  #: columns that share a scale in the quantized types
+F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16 = 0, 1, 2, 3, 8, 12, 14, 30
+BLOCK = 32  #: a matrix must have a multiple of so many columns
+SUPER_BLOCK = 256  #: columns of a block of Q4_K and Q6_K
 
 #: name of each tensor type number, for error messages
 TYPE_NAMES = {
@@ -32,7 +33,10 @@ TYPE_NAMES = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 #: type -> (columns of a block, bytes of a block)
-SUPPORTED_TYPES = {F32: (1, 4), Q4_1: (BLOCK, 20), Q8_0: (BLOCK, 34)}
+SUPPORTED_TYPES = {
+    F32: (1, 4), F16: (1, 2), BF16: (1, 2), Q4_0: (BLOCK, 18), Q4_1: (BLOCK, 20), Q8_0: (BLOCK, 34),
+    Q4_K: (SUPER_BLOCK, 144), Q6_K: (SUPER_BLOCK, 210),
+}  # fmt: skip
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -83,7 +87,7 @@ class Tensor:
         if self.type not in SUPPORTED_TYPES:
             raise UnsupportedModel(
                 f"Tensor {self.name} has type {self.type_name}",
-                why="this engine runs F32, Q8_0 and Q4_1",
+                why=f"this engine runs {', '.join(TYPE_NAMES[kind] for kind in SUPPORTED_TYPES)}",
                 do="Use a file quantized to one of these",
             )
         columns, size = SUPPORTED_TYPES[self.type]

@@ -26,7 +26,9 @@ def pool_geometry(config: weight_store.ModelConfig, kv_tokens: int, block_tokens
     )
 
 
-def manifest_of(weights: weight_store.Weights, geometry: KVGeometry) -> Manifest:
+def manifest_of(
+    weights: weight_store.Weights, geometry: KVGeometry, compute: decoders.Compute = decoders.COMPUTE
+) -> Manifest:
     """What must be equal for logged state to be used again."""
     return Manifest(
         engine="native",
@@ -37,7 +39,7 @@ def manifest_of(weights: weight_store.Weights, geometry: KVGeometry) -> Manifest
         pieces=geometry.pieces,
         row_bytes=geometry.row_bytes,
         block_tokens=geometry.block_tokens,
-        kernels=decoders.isa(),
+        kernels=decoders.kernels(compute),
         adapter="none",
         parallel="1/1",
         tokenizer=weights.digest,

@@ -6,34 +6,123 @@ native engine's float32 results lie within rounding of both.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from outlast.engines.native.gguf import F32, Q8_0, Gguf
+from outlast.engines.native.gguf import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q8_0, SUPPORTED_TYPES, Gguf
 from outlast.engines.native.weights import ModelConfig, model_config
 from outlast.engines.protocol import SamplingParams
 
 Array = npt.NDArray[Any]
 
 
-def dequantize(gguf: Gguf, name: str) -> npt.NDArray[np.float32]:
-    """A tensor as float32, rows first. Q8_0: d q; Q4_1: d q + m, columns 0-15 in the low nibbles, 16-31 in the high."""
+@dataclass(frozen=True)
+class Unpacked:
+    """A quantized matrix as weight = scale * q + least, blocks of columns last but one.
+
+    `scale`, `least`: [rows, blocks, 1] float32; `q`: [rows, blocks, block columns], as stored less its offset.
+    """
+
+    scale: Array
+    q: Array
+    least: Array
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """The weights as float32 [rows, columns]."""
+        return np.asarray((self.scale * self.q + self.least).reshape(len(self.q), -1), np.float32)
+
+
+def _halves(raw: Array) -> Array:
+    return raw.copy().view("<f2").astype(np.float32)
+
+
+def _nibbles(raw: Array) -> Array:
+    """Low nibbles of all bytes, then high ones."""
+    return np.concatenate([raw & 15, raw >> 4], axis=-1).astype(np.float32)
+
+
+def _unpack_k4(blocks: Array) -> tuple[Array, Array, Array]:
+    """Q4_K: 256 columns in 8 blocks; w = d s q - e m with six-bit s and m."""
+    d, least, s = _halves(blocks[:, 0:2]), _halves(blocks[:, 2:4]), blocks[:, 4:16]
+    scale = np.concatenate([s[:, 0:4] & 63, (s[:, 8:12] & 15) | (s[:, 0:4] >> 6) << 4], axis=1)
+    minus = np.concatenate([s[:, 4:8] & 63, (s[:, 8:12] >> 4) | (s[:, 4:8] >> 6) << 4], axis=1)
+    q = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return (d * scale)[..., None], q, -(least * minus)[..., None]
+
+
+def _unpack_k6(blocks: Array) -> tuple[Array, Array, Array]:
+    """Q6_K: 256 columns in 16 blocks; w = d s (q - 32) with int8 s."""
+    low = blocks[:, :128].reshape(-1, 2, 64)
+    high = blocks[:, 128:192].reshape(-1, 2, 32)
+    upper = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    q = (_nibbles(low) + 16.0 * upper).reshape(-1, 16, 16) - 32
+    scale = _halves(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8)
+    return np.asarray(scale, np.float32)[..., None], np.asarray(q, np.float32), np.zeros((1, 1, 1), np.float32)
+
+
+def unpack(gguf: Gguf, name: str) -> Unpacked:
+    """Scales, integers and minima of a quantized tensor, in the order of its columns."""
     tensor = gguf.tensors[name]
     raw = np.frombuffer(gguf.data[tensor.offset : tensor.offset + tensor.nbytes], np.uint8)
-    shape = tensor.shape[::-1]
-    if tensor.type == F32:
-        return np.asarray(raw.view("<f4").reshape(shape), np.float32)
+    blocks = raw.reshape(-1, SUPPORTED_TYPES[tensor.type][1])
+    least = np.zeros((1, 1, 1), np.float32)
     if tensor.type == Q8_0:
-        blocks = raw.reshape(-1, 34)
-        scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-        return np.asarray((scale * blocks[:, 2:].view(np.int8)).reshape(shape), np.float32)
-    blocks = raw.reshape(-1, 20)
-    scale, least = blocks[:, :4].copy().view("<f2").astype(np.float32).T[..., None]
-    nibbles = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1).astype(np.float32)
-    return np.asarray((scale * nibbles + least).reshape(shape), np.float32)
+        scale, q = _halves(blocks[:, :2])[..., None], blocks[:, None, 2:].view(np.int8).astype(np.float32)
+    elif tensor.type == Q4_0:
+        scale, q = _halves(blocks[:, :2])[..., None], _nibbles(blocks[:, None, 2:]) - 8
+    elif tensor.type == Q4_1:
+        scale, q, least = _halves(blocks[:, :2])[..., None], _nibbles(blocks[:, None, 4:]), _halves(blocks[:, 2:4])
+    elif tensor.type == Q4_K:
+        scale, q, least = _unpack_k4(blocks)
+    else:
+        scale, q, least = _unpack_k6(blocks)
+    rows = math.prod(tensor.shape[1:])
+    width = q.shape[-1]
+    q = q.reshape(rows, -1, width)
+    return Unpacked(
+        scale.reshape(rows, -1, 1), q, np.broadcast_to(least.reshape(-1, 1), (q.size // width, 1)).reshape(rows, -1, 1)
+    )
+
+
+def dequantize(gguf: Gguf, name: str) -> npt.NDArray[np.float32]:
+    """A tensor as float32, rows first. The formats are described by the functions above and in the GGUF documentation."""
+    tensor = gguf.tensors[name]
+    if tensor.type not in (F32, F16, BF16):
+        return unpack(gguf, name).values.reshape(tensor.shape[::-1])
+    raw = np.frombuffer(gguf.data[tensor.offset : tensor.offset + tensor.nbytes], np.uint8)
+    if tensor.type == BF16:
+        values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = raw.view("<f4" if tensor.type == F32 else "<f2").astype(np.float32)
+    return np.asarray(values.reshape(tensor.shape[::-1]), np.float32)
+
+
+def quantize_activations(x: Array, planes: int) -> tuple[Array, Array]:
+    """(scale, q) of float32 x [..., columns], as native/engine/kernels.h says: x is near scale * q; [..., blocks, 32].
+
+    `planes` 1: |q| <= 127; 2: |q| <= 32639, which is one int8 plane of 256 and one of 1.
+    """
+    most = np.float32(127 if planes == 1 else 32639)
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    some = largest >= np.float32(1e-30)
+    inverse = np.where(some, most / np.where(some, largest, np.float32(1)), np.float32(0))
+    q = np.rint(np.clip(blocks * inverse, -most, most))
+    return np.where(some, largest / most, np.float32(0)), q.astype(np.int64)
+
+
+def multiply_quantized(gguf: Gguf, name: str, x: Array, planes: int) -> Array:
+    """x [tokens, columns] times a quantized matrix in the modes int8 and int8x2: float64 but for the quantization."""
+    weights = unpack(gguf, name)
+    scale, q = quantize_activations(x, planes)
+    quantized = (scale.astype(np.float64) * q).reshape(len(x), -1)
+    exact = weights.scale.astype(np.float64) * weights.q + weights.least
+    return np.asarray(quantized @ exact.reshape(len(weights.q), -1).T)
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:

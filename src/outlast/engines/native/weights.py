@@ -30,7 +30,7 @@ from outlast.engines.native.gguf import BLOCK, F32, Array, Gguf, Tensor, Unsuppo
 
 Buffer: TypeAlias = bytearray | memoryview | mmap.mmap
 
-LAYOUT_VERSION = 1  #: raised whenever the bytes of a repacked matrix change meaning
+LAYOUT_VERSION = 2  #: raised whenever the bytes of a repacked matrix change meaning
 
 _MAGIC = b"OLWEIGHT"
 _READY = 0x5944_4145_5257_4C4F
