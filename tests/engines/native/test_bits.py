@@ -79,7 +79,7 @@ def test_avx2_and_avx512_give_the_same_bits(
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_bits_do_not_depend_on_the_batch(make_rig: MakeRig, data: st.DataObject) -> None:
-    """Up to 16 sequences join and leave at random, in random order, with random chunks and parts; each ends as alone."""
+    """Up to 16 sequences join and leave at random, with random chunks and parts; each ends as if alone."""
     kind, compute = data.draw(st.sampled_from(KINDS))
     lengths = data.draw(st.lists(st.sampled_from(LENGTHS), min_size=2, max_size=16))
     prompts = [random_tokens(n, 280, seed=i) for i, n in enumerate(lengths)]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from decoding import Rig
 
-from outlast.engines.native.decoder import Item
+from outlast.engines.native.decoder import Compute, Item
 from outlast.engines.native.gguf import Gguf
-from outlast.engines.native.reference import dequantize
+from outlast.engines.native.reference import dequantize, log_softmax
 from outlast.engines.native.tokenizer import Tokenizer
 from outlast.engines.protocol import SamplingParams
 
 pytestmark = pytest.mark.model
 
-TOKENS = 50
 PROMPTS = [
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -44,7 +43,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def rig(builtin_model: Path) -> Rig:
-    return Rig(builtin_model, blocks=128, compute="f32")
+    return Rig(builtin_model, blocks=128)
 
 
 @pytest.fixture(scope="module")
@@ -92,28 +91,82 @@ def _transformers_model(rig: Rig) -> Any:
     return model.eval()
 
 
-@pytest.mark.torch
-def test_twenty_prompts_match_transformers_token_for_token(rig: Rig, tokenizer: Tokenizer) -> None:
-    """Greedy tokens are transformers' argmax at every position, logits within 1e-3; raw text and chats in turn."""
+#: mode -> (largest difference of a logit, share of equal first choices); docs/reference/numerics.md. The logits have a
+#: standard deviation of 5.3.
+BOUNDS: dict[Compute, tuple[float, float]] = {"f32": (1e-3, 1.0), "int8x2": (2e-2, 1.0), "int8": (4.0, 0.94)}
+
+
+def _compare(path: Path, tokenizer: Tokenizer, compute: Compute, prompts: list[str], tokens: int) -> None:
+    """Greedy decoding, and transformers' logits for the same text; raw text and chats in turn."""
     torch = pytest.importorskip("torch")
+    rig = Rig(path, blocks=128, compute=compute)
     model = _transformers_model(rig)
-    worst = 0.0
-    for i, text in enumerate(PROMPTS):
+    worst, equal = 0.0, 0
+    for i, text in enumerate(prompts):
         prompt = tokenizer.encode(text) if i % 2 else tokenizer.encode_chat([{"role": "user", "content": text}])
         handle = rig.add(prompt, SamplingParams(temperature=0))
         ours = []
-        for _ in range(TOKENS):
+        for _ in range(tokens):
             missing = rig.decoder.length(handle) - rig.decoder.computed(handle)
             rig.step(Item(handle, missing))
             ours.append(rig.logits()[0])
-        tokens = rig.decoder.tokens(handle)
+        text_tokens = rig.decoder.tokens(handle)
         with torch.inference_mode():
-            theirs = model(torch.tensor([tokens[:-1]])).logits[0, len(prompt) - 1 :].numpy()
-        assert list(theirs.argmax(-1)) == tokens[len(prompt) :], text
+            theirs = model(torch.tensor([text_tokens[:-1]])).logits[0, len(prompt) - 1 :].numpy()
+        equal += int((theirs.argmax(-1) == text_tokens[len(prompt) :]).sum())
         worst = max(worst, float(np.abs(theirs - np.stack(ours)).max()))
         rig.release(handle)
-    print(f"largest difference of a logit: {worst:.2e}")
-    assert worst < 1e-3
+    share = equal / (len(prompts) * tokens)
+    print(f"{compute}: largest difference of a logit {worst:.2e}, first choice equal {share:.3f}")
+    assert worst < BOUNDS[compute][0]
+    assert share >= BOUNDS[compute][1]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("compute", get_args(Compute))
+def test_logits_match_transformers(builtin_model: Path, tokenizer: Tokenizer, compute: Compute) -> None:
+    _compare(builtin_model, tokenizer, compute, PROMPTS[:3], 50)
+
+
+@pytest.mark.torch
+@pytest.mark.nightly
+@pytest.mark.parametrize("compute", get_args(Compute))
+def test_logits_match_transformers_over_fifty_prompts(
+    builtin_model: Path, tokenizer: Tokenizer, compute: Compute
+) -> None:
+    more = [f"{text} Then say why {i}." for i, text in enumerate(PROMPTS + PROMPTS[:10])]
+    _compare(builtin_model, tokenizer, compute, PROMPTS + more, 100)
+
+
+def _perplexity(path: Path, tokens: list[int], compute: Compute) -> float:
+    rig = Rig(path, blocks=64, compute=compute)
+    whole = rig.add(tokens)
+    for first in range(0, len(tokens), 64):
+        rig.step(Item(whole, min(64, len(tokens) - first)))
+    loss = 0.0
+    for first in range(1, len(tokens), 16):
+        # One sequence per position, all with the rows of the whole text before it: the step gives each one's logits.
+        ends = range(first, min(first + 16, len(tokens)))
+        handles = [rig.add(tokens[:end], computed=end - 1) for end in ends]
+        for handle in handles:
+            rig.tables[handle] = rig.tables[whole]
+        rig.step(*(Item(handle, 1) for handle in handles))
+        for end, logits in zip(ends, rig.logits(), strict=True):
+            loss -= log_softmax(logits)[tokens[end]]
+        for handle in handles:
+            rig.decoder.remove(handle)
+    return float(np.exp(loss / (len(tokens) - 1)))
+
+
+def test_perplexity_hardly_depends_on_the_mode(builtin_model: Path, tokenizer: Tokenizer) -> None:
+    """On a text of the documentation: within 0.1 % for two planes, 0.5 % for one."""
+    text = (Path(__file__).parents[3] / "docs" / "explanation" / "recovery.md").read_text()
+    tokens = tokenizer.encode(text)[:600]
+    exact = _perplexity(builtin_model, tokens, "f32")
+    two, one = (_perplexity(builtin_model, tokens, mode) / exact - 1 for mode in ("int8x2", "int8"))
+    print(f"perplexity {exact:.3f}; int8x2 {two:+.3%}, int8 {one:+.3%}")
+    assert abs(two) < 1e-3
+    assert abs(one) < 5e-3
 
 
 def test_text_splits_into_known_ids(tokenizer: Tokenizer) -> None:

@@ -90,7 +90,7 @@ def unpack(gguf: Gguf, name: str) -> Unpacked:
 
 
 def dequantize(gguf: Gguf, name: str) -> npt.NDArray[np.float32]:
-    """A tensor as float32, rows first. The formats are described by the functions above and in the GGUF documentation."""
+    """A tensor as float32, rows first. The functions above describe the formats."""
     tensor = gguf.tensors[name]
     if tensor.type not in (F32, F16, BF16):
         return unpack(gguf, name).values.reshape(tensor.shape[::-1])
