@@ -60,7 +60,7 @@ def test_ratio_is_of_medians_and_a_row_short_of_what_it_must_says_so() -> None:
 def test_bits_are_equal_and_a_changed_logit_is_seen(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     text = [rng.randrange(weights.config.vocab) for _ in range(256)]
-    mode = engine_sides.compute_modes()[0]
+    mode = engine_sides.DEFAULT
     assert engine_checks.bits_equal(weights, mode, text) == {
         "batch": True, "threads_and_chunks": True, "chunks": True, "recovery": True,
     }  # fmt: skip
@@ -82,14 +82,14 @@ def test_accuracy_is_that_of_the_engine_against_the_same_weights_in_fp32(tiny_mo
     rng = random.Random(1)
     text = [rng.randrange(weights.config.vocab) for _ in range(40)]
     oracle = engine_sides.Transformers(tiny_model, 1).logits(text)
-    modes = engine_sides.compute_modes()
+    modes = engine_sides.MODES
     report = engine_checks.accuracy(weights, text, oracle, modes, threads=1)
-    found = report[modes[0] or "default"]
+    found = report[modes[0]]
     assert report["tokens"] == 39
     assert found["top1_equal"] >= 37
     assert found["max_logit_difference"] < 0.02 * report["logit_deviation"] + 0.02
     wrong = engine_checks.accuracy(weights, text, oracle[::-1], modes[:1], threads=1)
-    assert wrong[modes[0] or "default"]["top1_equal"] < 20
+    assert wrong[modes[0]]["top1_equal"] < 20
 
 
 def test_empty_operator_succeeds() -> None:

@@ -1,8 +1,10 @@
 """The native engine beside transformers in fp32 and llama.cpp: decode, prefill, start, recovery, accuracy, bits.
 
 The same GGUF, the same threads, in the same run, in rounds of all sides in turn; a ratio is that of medians, baseline
-by outlast, so above 1 outlast is quicker. Baselines come with the extras `bench` (transformers) and `llamacpp`
-(llama-cpp-python, which builds llama.cpp from source); one that is not installed leaves its rows and figures empty.
+by outlast, so above 1 outlast is quicker. On a machine with other work, threads that wait for each other are slow: the
+baselines run with one thread as well, and whichever is quicker counts. They come with the extras `bench` (transformers)
+and `llamacpp` (llama-cpp-python, which builds llama.cpp from source); one that is not installed leaves its rows and
+figures empty.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from typing import Any
 
 from outlast.bench import engine_checks, engine_speed, engine_start, overhead
 from outlast.bench.engine_sides import (
-    MODE_FAST,
+    DEFAULT,
+    FAST,
+    MODES,
     LlamaCpp,
     LlamaModel,
     Native,
     Side,
     Transformers,
-    compute_modes,
 )
 from outlast.bench.engine_speed import Measured, Rates, prompts_of
 from outlast.bench.executor_rounds import busy
@@ -39,7 +42,7 @@ from outlast.core.errors import UsageError
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import models
-from outlast.engines.native.decoder import Item
+from outlast.engines.native.decoder import Compute, Item
 from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.native.tokenizer import Tokenizer
@@ -101,7 +104,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "rows": [{**row, "cpu": bench.cpu} for row in rows],
         **bench.details,
         "threads": arguments.threads,
-        "modes": list(bench.modes),
+        "modes": list(MODES),
         "llamacpp_built_for": bench.llama.features if bench.llama else "not installed",
         **conditions("torch", "transformers", "llama_cpp_python", "numpy"),
     }  # fmt: skip
@@ -114,8 +117,6 @@ class Bench:
         self.figures: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
         self.details: dict[str, Any] = {}
-        self.modes = compute_modes()
-        self.fast = MODE_FAST if MODE_FAST in self.modes else self.modes[0]
         self._quick = bool(arguments.quick)
         self._rounds, self._steps = (2, 3) if arguments.quick else (6, 8)
         self._threads: int = arguments.threads
@@ -147,13 +148,16 @@ class Bench:
                 say(f"NO TRANSFORMERS: {error}; its rows say so")
         return self._torch
 
-    def _native(self, mode: str, streams: int, room: int, threads: int = 0) -> Native:
+    def _native(self, mode: Compute, streams: int, room: int, threads: int = 0) -> Native:
         return Native(self._weights, threads=threads or self._threads, mode=mode, streams=streams, room=room)
 
     def _llamacpp(self, streams: int, room: int) -> dict[str, Side]:
         if self.llama is None:
             return {}
-        return {"llama.cpp": LlamaCpp(self.llama, threads=self._threads, streams=streams, room=room)}
+        return {
+            f"llama.cpp, {_threads(n)}": LlamaCpp(self.llama, threads=n, streams=streams, room=room)
+            for n in dict.fromkeys((self._threads, 1))
+        }
 
     def _text(self, tokens: int) -> list[int]:
         with Gguf(self._path) as gguf:
@@ -171,53 +175,55 @@ class Bench:
 
     def decode(self) -> None:
         """One stream."""
-        mode = self.modes[0]
+        mode = DEFAULT
         for context in self._contexts:
             say(f"context {context}, 1 stream")
             room = context + _ROOM
-            torch = self._transformers()
-            sides: dict[str, Side] = {_name(m): self._native(m, 1, room) for m in self.modes}
+            sides: dict[str, Side] = {m: self._native(m, 1, room) for m in MODES}
             sides |= self._llamacpp(1, room)
+            torch = self._transformers()
             if torch is not None:
-                sides["transformers"] = torch
+                sides[f"transformers, {_threads(self._threads)}"] = torch
+                if self._threads > 1:
+                    sides["transformers, 1 thread"] = Transformers(self._path, 1, model=torch.model)
             prompts = prompts_of(1, context, self._vocabulary)
             found = self._decoded(sides, dict.fromkeys(sides, prompts))
-            ours = _name(mode)
+            ours = mode
             first = context == self._contexts[0]
             self._row("decode_vs_transformers" if first else "", "decode, 1 stream", context, found, ours,
                       "transformers", Rates(1, 7, 12))  # fmt: skip
             self._row("decode_vs_llamacpp" if first else "", "decode, 1 stream", context, found, ours, "llama.cpp",
                       Rates(1, 1.3, 2))  # fmt: skip
-            for other in self.modes[1:]:
-                self._row("", "decode, 1 stream", context, found, _name(other), "llama.cpp", Rates(1))
+            for other in MODES[1:]:
+                self._row("", "decode, 1 stream", context, found, other, "llama.cpp", Rates(1))
 
     def batch(self) -> None:
         """Eight streams."""
         for context in self._contexts:
             say(f"context {context}, {STREAMS} streams")
             room = context + _ROOM
-            names = dict.fromkeys((self.modes[0], self.fast))
+            names = (DEFAULT, FAST)
             sides: dict[str, Side] = {}
             prompts = {}
             one, many = (prompts_of(n, context, self._vocabulary) for n in (1, STREAMS))
             for mode in names:
                 for streams, texts in ((1, one), (STREAMS, many)):
-                    name = f"{_name(mode)}, {streams}"
+                    name = f"{mode}, {streams}"
                     sides[name], prompts[name] = self._native(mode, streams, room), texts
             llama = self._llamacpp(STREAMS, room)
             found = self._decoded(sides | llama, prompts | dict.fromkeys(llama, many))
             first = context == self._contexts[0]
             for mode in names:
-                key = "batch8_vs_llamacpp" if first and mode == self.fast else ""
-                must, aim = (2, 3.5) if mode == self.fast else (None, None)
-                self._row(key, f"decode, {STREAMS} streams", context, found, f"{_name(mode)}, {STREAMS}", "llama.cpp",
+                key = "batch8_vs_llamacpp" if first and mode == FAST else ""
+                must, aim = (2, 3.5) if mode == FAST else (None, None)
+                self._row(key, f"decode, {STREAMS} streams", context, found, f"{mode}, {STREAMS}", "llama.cpp",
                           Rates(STREAMS, must, aim))  # fmt: skip
             for mode in names:
-                self._scaling(context, found, mode, "batch8_scaling" if first and mode == self.modes[0] else "")
+                self._scaling(context, found, mode, "batch8_scaling" if first and mode == DEFAULT else "")
 
-    def _scaling(self, context: int, found: Mapping[str, Measured], mode: str, key: str) -> None:
+    def _scaling(self, context: int, found: Mapping[str, Measured], mode: Compute, key: str) -> None:
         """Tokens per second of all streams by those of one stream, of the same mode."""
-        many, one = f"{_name(mode)}, {STREAMS}", f"{_name(mode)}, 1"
+        many, one = f"{mode}, {STREAMS}", f"{mode}, 1"
         line = engine_speed.row(f"{STREAMS} streams by 1", context, found, many, one, Rates(STREAMS, 2))
         for name in ("baseline_tok_s", "ratio", "p25", "p75"):
             # The row is of steps; a step of one stream gives one token.
@@ -229,22 +235,19 @@ class Bench:
     def prefill(self) -> None:
         """A prompt of 512 tokens."""
         room = PREFILL_TOKENS + 64
-        sides: dict[str, Side] = {_name(m): self._native(m, 1, room) for m in dict.fromkeys((self.modes[0], self.fast))}
+        sides: dict[str, Side] = {m: self._native(m, 1, room) for m in (DEFAULT, FAST)}
         sides |= self._llamacpp(1, room)
         prompts = prompts_of(1, PREFILL_TOKENS, self._vocabulary)
         found = engine_speed.fill(sides, prompts, rounds=self._rounds)
         _close(sides)
-        self._row("prefill_vs_llamacpp", "prefill", PREFILL_TOKENS, found, _name(self.modes[0]), "llama.cpp",
+        self._row("prefill_vs_llamacpp", "prefill", PREFILL_TOKENS, found, DEFAULT, "llama.cpp",
                   Rates(PREFILL_TOKENS, 1.5, 3))  # fmt: skip
-        if self.fast != self.modes[0]:
-            self._row("", "prefill", PREFILL_TOKENS, found, _name(self.fast), "llama.cpp", Rates(PREFILL_TOKENS))
+        self._row("", "prefill", PREFILL_TOKENS, found, FAST, "llama.cpp", Rates(PREFILL_TOKENS))
 
     def busy(self) -> None:
         """Two threads while all cores but one do something else, beside one thread."""
         context = self._contexts[0]
-        sides: dict[str, Side] = {
-            f"{n} thread{'s' * (n > 1)}": self._native(self.modes[0], 1, context + _ROOM, n) for n in (2, 1)
-        }
+        sides: dict[str, Side] = {_threads(n): self._native(DEFAULT, 1, context + _ROOM, n) for n in (2, 1)}
         prompts = prompts_of(1, context, self._vocabulary)
         with busy(max(1, len(os.sched_getaffinity(0)) - 1)):
             found = self._decoded(sides, dict.fromkeys(sides, prompts), rounds=2 * self._rounds)
@@ -256,7 +259,7 @@ class Bench:
         rows = {}
         empty = engine_speed.empty_operator()
         for threads in sorted({1, self._threads}):
-            bench = engine_checks.Bench(self._weights, threads=threads, mode=self.modes[0], positions=context + 64)
+            bench = engine_checks.Bench(self._weights, threads=threads, mode=DEFAULT, positions=context + 64)
             handle = bench.add(prompts_of(1, context, self._vocabulary)[0], bench.table(context + 8))
             while (left := context - bench.decoder.computed(handle)) > 0:
                 bench.step([Item(handle, min(64, left))])
@@ -269,11 +272,11 @@ class Bench:
             whole, bare = engine_speed.empty_share(step, plan, slot, rounds=20 * self._rounds)
             bench.decoder.abandon()
             bench.close()
-            rows[f"{threads} thread{'s' * (threads > 1)}"] = {
+            rows[_threads(threads)] = {
                 "tasks": plan.count, "step_us": significant(1e6 * whole, 4), "dispatch_us": significant(1e6 * bare, 4),
                 "pct": significant(100 * bare / whole, 3),
             }  # fmt: skip
-        self.figures["dispatch_pct"] = rows[f"{self._threads} thread{'s' * (self._threads > 1)}"]["pct"]
+        self.figures["dispatch_pct"] = rows[_threads(self._threads)]["pct"]
         self.details["dispatch"] = rows
 
     def overhead(self) -> None:
@@ -318,14 +321,12 @@ class Bench:
         if torch is None:
             return
         text = self._text(64 if self._quick else TEXT_TOKENS)
-        self.figures["accuracy"] = engine_checks.accuracy(
-            self._weights, text, torch.logits(text), self.modes, self._threads
-        )
+        self.figures["accuracy"] = engine_checks.accuracy(self._weights, text, torch.logits(text), MODES, self._threads)
 
     def bits(self) -> None:
         """Byte-equality over batch, threads, chunks, recovery."""
         text = self._text(TEXT_TOKENS)
-        found = {_name(mode): engine_checks.bits_equal(self._weights, mode, text) for mode in self.modes}
+        found = {mode: engine_checks.bits_equal(self._weights, mode, text) for mode in MODES}
         self.details["bits"] = found
         self.figures["bits_equal"] = all(all(one.values()) for one in found.values())
 
@@ -377,8 +378,8 @@ class Bench:
             self.figures[key] = line["ratio"]
 
 
-def _name(mode: str) -> str:
-    return mode or "default"
+def _threads(number: int) -> str:
+    return f"{number} thread{'s' * (number > 1)}"
 
 
 def _close(sides: Mapping[str, Side]) -> None:

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outlast.bench.engine_sides import compute_options
 from outlast.bench.report import significant
 from outlast.core.log import LogOwner
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
+from outlast.engines.native.decoder import Compute
 from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.weights import Weights
 from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, SamplingParams
@@ -32,12 +32,12 @@ _TOKENS = 6
 class Bench:
     """A decoder with pool and executor, stepped by hand: for logits, and for plans that are looked at."""
 
-    def __init__(self, weights: Weights, *, threads: int, mode: str, positions: int) -> None:
+    def __init__(self, weights: Weights, *, threads: int, mode: Compute, positions: int) -> None:
         """`positions`: what all sequences together may occupy."""
         self.geometry = decoders.kv_geometry(weights.config, _BLOCK_TOKENS, -(-positions // _BLOCK_TOKENS))
         self._memory = Memory.anonymous(self.geometry.blocks * self.geometry.block_bytes, name="outlast-kv")
         self.executor = Executor(workers=threads - 1)
-        self.decoder = decoders.Decoder(weights, self._memory.address, self.geometry, **compute_options(mode))
+        self.decoder = decoders.Decoder(weights, self._memory.address, self.geometry, compute=mode)
         self.decoder.bind(
             {name: self.executor.register(name, address).index for name, address in decoders.operators().items()}
         )
@@ -86,7 +86,7 @@ class Bench:
 
 
 def accuracy(
-    weights: Weights, text: Sequence[int], oracle: npt.NDArray[np.float32], modes: Sequence[str], threads: int
+    weights: Weights, text: Sequence[int], oracle: npt.NDArray[np.float32], modes: Sequence[Compute], threads: int
 ) -> dict[str, Any]:
     """By mode: how the logits behind each token of `text` differ from `oracle`'s, and what that does to perplexity.
 
@@ -103,7 +103,7 @@ def accuracy(
         found = np.stack([np.frombuffer(row, np.float32) for row in bench.teach(text)])
         bench.close()
         difference = np.abs(found - wanted)
-        report[mode or "default"] = {
+        report[mode] = {
             "max_logit_difference": significant(float(difference.max()), 3),
             "mean_logit_difference": significant(float(difference.mean()), 3),
             "top1_equal": int((found.argmax(1) == wanted.argmax(1)).sum()),
@@ -125,7 +125,7 @@ def _entropy(logits: npt.NDArray[np.float32], target: npt.NDArray[Any]) -> float
 # --- bits
 
 
-def bits_equal(weights: Weights, mode: str, texts: Sequence[int]) -> dict[str, bool]:
+def bits_equal(weights: Weights, mode: Compute, texts: Sequence[int]) -> dict[str, bool]:
     """Whether logits and tokens are byte-equal over batch, threads, chunks and a recovery, by name of the variation."""
     prompts = [tuple(texts[i : i + length]) for i, length in enumerate(_LENGTHS)]
     base = _logits(weights, mode, prompts, threads=1, chunk=64, together=False)
@@ -138,7 +138,7 @@ def bits_equal(weights: Weights, mode: str, texts: Sequence[int]) -> dict[str, b
 
 
 def _logits(
-    weights: Weights, mode: str, prompts: Sequence[tuple[int, ...]], *, threads: int, chunk: int, together: bool
+    weights: Weights, mode: Compute, prompts: Sequence[tuple[int, ...]], *, threads: int, chunk: int, together: bool
 ) -> dict[tuple[int, ...], list[bytes]]:
     """By prompt, the logits of its first tokens. `together`: all in one batch, else one after the other."""
     room = [len(prompt) + _TOKENS for prompt in prompts]
@@ -157,7 +157,7 @@ def _logits(
     return found
 
 
-def _recovered(weights: Weights, mode: str, prompts: Sequence[tuple[int, ...]]) -> bool:
+def _recovered(weights: Weights, mode: Compute, prompts: Sequence[tuple[int, ...]]) -> bool:
     """Whether streams that another engine takes over in the middle end as those of one engine do."""
     whole = _Run(weights, mode, prompts)
     expected = whole.go(2 * _TOKENS)
@@ -176,7 +176,7 @@ class _Run:
     """An engine with a log; with `before`, one that takes over from another as if that had been killed."""
 
     def __init__(
-        self, weights: Weights, mode: str, prompts: Sequence[tuple[int, ...]], *, before: _Run | None = None,
+        self, weights: Weights, mode: Compute, prompts: Sequence[tuple[int, ...]], *, before: _Run | None = None,
         delivered: Mapping[int, Sequence[tuple[int, bytes]]] | None = None,
     ) -> None:  # fmt: skip
         self._owner: LogOwner = before._owner if before is not None else LogOwner.in_memory(256 << 20)
@@ -184,7 +184,7 @@ class _Run:
         room = 8 * _TOKENS
         self._engine = NativeEngine(
             weights, log=self._owner.spec(), kv_tokens=(max(_LENGTHS) + room + 128) * len(prompts), specialise=False,
-            **compute_options(mode),
+            compute=mode,
         )  # fmt: skip
         requests = [
             EngineRequest(key, prompt, room, params=SamplingParams(temperature=0.8 * (key % 2), seed=key))

@@ -7,7 +7,6 @@ A baseline whose package is missing raises ImportError when it is built.
 from __future__ import annotations
 
 import ctypes
-import inspect
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,17 @@ from typing import Any, Protocol
 
 from outlast.bench.dequantized import dequantized_model
 from outlast.core.errors import OutlastError
+from outlast.engines.native.decoder import COMPUTE, Compute
 from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.weights import Weights
 from outlast.engines.protocol import EngineRequest, SamplingParams
 
 Prompts = Sequence[tuple[int, ...]]
-MODE_DEFAULT, MODE_FAST, MODE_FULL = "int8x2", "int8", "f32"
+#: Compute modes: the default, that of `--fast`, and fp32.
+DEFAULT: Compute = COMPUTE
+FAST: Compute = "int8"
+FULL: Compute = "f32"
+MODES: tuple[Compute, ...] = (DEFAULT, FAST, FULL)
 #: llama.cpp takes a prompt in parts of this many tokens: its own default.
 _LLAMA_BATCH = 512
 
@@ -38,27 +42,18 @@ class Side(Protocol):
         """Give everything back."""
 
 
-def compute_modes() -> tuple[str, ...]:
-    """Compute modes that this build knows, its default first; "" = it has only one."""
-    known = "compute" in inspect.signature(NativeEngine.__init__).parameters
-    return (MODE_DEFAULT, MODE_FAST, MODE_FULL) if known else ("",)
-
-
-def compute_options(mode: str) -> dict[str, Any]:
-    """The mode as arguments of `NativeEngine` and `Decoder`."""
-    return {"compute": mode} if mode else {}
-
-
 class Native:
     """This engine through its protocol, without a log: its cost has a row of its own."""
 
-    def __init__(self, weights: Weights, *, threads: int, mode: str, streams: int, room: int, **options: Any) -> None:
+    def __init__(
+        self, weights: Weights, *, threads: int, mode: Compute, streams: int, room: int, **options: Any
+    ) -> None:
         """`room`: positions of each stream, prompt included."""
         slack = 2 * 64 * streams  # the pool is handed out in blocks
         self._room = room
         self._engine = NativeEngine(
             weights, log=None, kv_tokens=streams * room + slack, threads=threads, specialise=False,
-            **compute_options(mode), **options,
+            compute=mode, **options,
         )  # fmt: skip
         self._engine.recover(1, [])
         self._keys: list[int] = []
@@ -103,12 +98,13 @@ class Native:
 class Transformers:
     """`LlamaForCausalLM` in fp32 on the dequantized weights, PyTorch eager, with KV cache; one stream."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, *, model: Any = None) -> None:
+        """`model`: that of another side, to run it on another number of threads."""
         import torch
 
         self._torch = torch
-        torch.set_num_threads(threads)
-        self.model = dequantized_model(path)
+        self._threads = threads
+        self.model = dequantized_model(path) if model is None else model
         self._cache: Any = None
         self._token = 0
 
@@ -123,6 +119,7 @@ class Transformers:
         return self._forward([[self._token]])
 
     def _forward(self, tokens: list[list[int]]) -> float:
+        self._torch.set_num_threads(self._threads)
         started = time.perf_counter()
         with self._torch.inference_mode():
             result = self.model(
@@ -140,7 +137,6 @@ class Transformers:
     def close(self) -> None:
         """See `Side.close`."""
         self._cache = None
-        del self.model
 
 
 class LlamaModel:

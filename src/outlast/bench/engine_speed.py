@@ -84,24 +84,28 @@ class Rates:
 
 
 def row(
-    what: str, context: int, found: Mapping[str, Measured], ours: str, baseline: str, rates: Rates, *, note: str = ""
+    what: str, context: int, found: Mapping[str, Measured], ours: str, baseline: str, rates: Rates
 ) -> dict[str, Any]:
     """One line of the report: both rates, the ratio of medians and the quartiles of the rounds' own ratios.
 
-    A baseline that was not measured gives a line that says so, with `ratio` None.
+    `baseline` names an arm, or a group of them (all that begin with "llama.cpp, "), of which the quickest counts. One
+    that was not measured gives a line that says so, with `ratio` None.
     """
     mine = found[ours]
+    arms = [name for name in found if name == baseline or name.startswith(f"{baseline}, ")]
     line: dict[str, Any] = {
         "what": what, "context": context, "outlast": ours, "outlast_tok_s": significant(rates.tokens / mine.median, 4),
         "baseline": baseline, "baseline_tok_s": None, "ratio": None, "p25": None, "p75": None,
         "must": rates.must, "aim": rates.aim, "reached": None,
     }  # fmt: skip
-    if baseline not in found:
-        return line | {"baseline": f"{baseline}: {note or 'not installed'}"}
-    base = found[baseline]
+    if not arms:
+        return line | {"baseline": f"{baseline}: not installed"}
+    quickest = min(arms, key=lambda name: found[name].median)
+    base = found[quickest]
     each = sorted(b / m for b, m in zip(base.by_round(), mine.by_round(), strict=True))
     ratio = significant(base.median / mine.median, 4)
     return line | {
+        "baseline": quickest,
         "baseline_tok_s": significant(rates.tokens / base.median, 4),
         "ratio": ratio,
         "p25": significant(each[len(each) // 4], 4),
