@@ -100,6 +100,19 @@ def test_a_slot_that_was_written_is_taken_again_before_a_new_one() -> None:
     assert memory.buffer[slots.offset(first)] == 1
 
 
+def test_a_short_sequence_does_not_keep_the_pages_of_a_long_one() -> None:
+    slots, memory, _ = pool(1024)
+    for slot in [slots.take(60) for _ in range(SLOTS)]:
+        assert slot is not None
+        memory.buffer[slots.offset(slot)] = 1
+        slots.give(slot, 60)
+    before = resident(memory)
+    taken = slots.take(10)
+    assert taken is not None
+    assert memory.buffer[slots.offset(taken)] == 0
+    assert resident(memory) < before
+
+
 def test_discarded_pages_read_as_zeros(tmp_path: Path) -> None:
     with Memory.anonymous(4 * 4096) as memory:
         memory.buffer[:] = b"\7" * memory.size
