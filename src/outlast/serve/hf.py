@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 
 import outlast
+from outlast.core.errors import UsageError
 from outlast.core.memory import Memory
 from outlast.engines.hf.convert import converted, folder_for
 from outlast.engines.hf.folder import BLOCK_TOKENS, digest_of, pool_geometry, read_shape
@@ -30,9 +31,12 @@ FACTORY = "outlast.engines.hf.engine:create"
 
 def assemble(settings: Settings) -> Assembly:
     """Find the model, convert a GGUF, take memory. Raises OutlastError for what is missing or not supported."""
+    if settings.fast:
+        raise UsageError("--fast with --engine transformers", why="only the native engine has that mode")
     source = Path(settings.model).expanduser()
     if source.is_dir():
         source = source.absolute()
+        read_shape(source)  # what can not be served is refused before its weights are read
         name, folder, digest = source.name, source, digest_of(source)
         tokenizer: TextTokenizer = FolderTokenizer(folder)
     else:
