@@ -113,6 +113,8 @@ template <int H, int C>
 static void attend_heads(const Attend &a, const uint8_t *const *rows, const float *q, float *out) {
     const int chunks = C > 0 ? C : int(a.head_dim / 16);
     alignas(64) float scores[H][kSegment];
+    alignas(64) float products[H][16][16] = {};                  // of 16 positions, to be summed together
+    const F16 scale = set1(a.scale);
     for (uint32_t i = 0; i < a.count; ++i) {
         const float *k = reinterpret_cast<const float *>(rows[i]);
         F16 s[H];
@@ -125,7 +127,9 @@ static void attend_heads(const Attend &a, const uint8_t *const *rows, const floa
             for (int h = 0; h < H; ++h) s[h] = fma(load(q + h * a.head_dim + 16 * c), kv, s[h]);
         }
         OL_UNROLL
-        for (int h = 0; h < H; ++h) scores[h][i] = sum_lanes(s[h]) * a.scale;
+        for (int h = 0; h < H; ++h) store(products[h][i % 16], s[h]);
+        if (i % 16 == 15 || i + 1 == a.count)
+            for (int h = 0; h < H; ++h) store(scores[h] + i / 16 * 16, mul(sum_each(products[h]), scale));
     }
     const uint32_t filled = (a.count + 15) / 16 * 16;
     for (int h = 0; h < H; ++h) {

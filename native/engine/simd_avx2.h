@@ -52,6 +52,20 @@ OL_INLINE float sum_lanes(F16 x) {
     const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
+// sum_lanes of each of 16 vectors, by the same additions.
+OL_INLINE __m256 sum_eight(const float (*rows)[16]) {
+    constexpr int kPlace[8] = {0, 2, 1, 3, 4, 6, 5, 7};                                  // where folding wants row i
+    __m256 v[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) v[kPlace[i]] = _mm256_add_ps(_mm256_load_ps(rows[i]), _mm256_load_ps(rows[i] + 8));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        v[i] = _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20), _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
+    for (int i = 0; i < 2; ++i)
+        v[i] = _mm256_add_ps(_mm256_shuffle_ps(v[i], v[i + 2], 0x44), _mm256_shuffle_ps(v[i], v[i + 2], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x88), _mm256_shuffle_ps(v[0], v[1], 0xdd));
+}
+OL_INLINE F16 sum_each(const float (*rows)[16]) { return {sum_eight(rows), sum_eight(rows + 8)}; }
 OL_INLINE float max_lanes(F16 x) {
     const __m256 a = _mm256_max_ps(x.a, x.b);
     const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

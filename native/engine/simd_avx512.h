@@ -43,6 +43,22 @@ OL_INLINE float fold8(__m256 a) {
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
 OL_INLINE float sum_lanes(F16 x) { return fold8(_mm256_add_ps(lower(x), upper(x))); }
+// sum_lanes of each of 16 vectors, by the same additions.
+OL_INLINE F16 sum_each(const float (*rows)[16]) {
+    constexpr int kPlace[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};   // where folding wants row i
+    F16 v[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) v[kPlace[i]] = _mm512_load_ps(rows[i]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
+    for (int i = 0; i < 2; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+}
 OL_INLINE float max_lanes(F16 x) { return _mm512_reduce_max_ps(x); }
 OL_INLINE float lane0(F16 x) { return _mm512_cvtss_f32(x); }
 

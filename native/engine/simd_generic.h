@@ -55,6 +55,11 @@ OL_INLINE float sum_lanes(F16 x) {
         for (int i = 0; i < half; ++i) s[i] += s[i + half];
     return s[0];
 }
+OL_INLINE F16 sum_each(const float (*rows)[16]) {
+    F16 out;
+    for (int i = 0; i < 16; ++i) out[i] = sum_lanes(load(rows[i]));
+    return out;
+}
 OL_INLINE float max_lanes(F16 x) {
     float best = x[0];
     for (int i = 1; i < 16; ++i) best = x[i] > best ? x[i] : best;

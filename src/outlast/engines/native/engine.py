@@ -25,6 +25,7 @@ from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
 from outlast.engines.native.blocks import BlockPool
 from outlast.engines.native.loading import BLOCK_TOKENS, manifest_of, open_weights, pool_geometry, weights_bytes
+from outlast.engines.native.parts import Parts
 from outlast.engines.native.rows import LoggedRows
 from outlast.engines.native.scheduler import Scheduler, Share
 from outlast.engines.native.sequences import Emitted, encode_request
@@ -119,7 +120,7 @@ class NativeEngine:
         if threads < 1 or prefill_chunk < 1:
             raise UsageError(f"{threads} threads, prefill chunks of {prefill_chunk}", why="both must be at least 1")
         self._weights = weights
-        self._parts = threads
+        self._parts = Parts(threads)
         self._control = control
         self.geometry = pool_geometry(weights.config, kv_tokens, block_tokens)
         self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
@@ -316,7 +317,10 @@ class NativeEngine:
         for share in shares:
             s = share.sequence
             items.append(decoders.Item(s.handle, share.positions, int(s.recheck)))
-        plan = self.decoder.plan(items, self._parts)
+        tokens = sum(item.positions + item.recheck for item in items)
+        parts = self._parts.choose(tokens)
+        plan = self.decoder.plan(items, parts)
+        started = time.perf_counter()
         try:
             if self._checkpointer is None or not self.log_steps:
                 self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
@@ -328,6 +332,7 @@ class NativeEngine:
         except BaseException:
             self.decoder.abandon()
             raise
+        self._parts.ran(tokens, parts, time.perf_counter() - started)
 
     def _written(self, shares: Sequence[Share]) -> Iterator[tuple[int, int, int, int]]:
         """What a step wrote, see `StepCheckpointer.run`."""
@@ -444,7 +449,7 @@ class NativeEngine:
             decoder.bind(self._slots)
             handle = decoder.add(1, 1, [0, 0], 2, 0, SamplingParams())
             decoder.set_table(handle, [0])
-            plan = decoder.plan([decoders.Item(handle, 2)], self._parts)
+            plan = decoder.plan([decoders.Item(handle, 2)], self._parts.most)
             self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
             decoder.commit()
 
