@@ -96,3 +96,21 @@ def test_empty_operator_succeeds() -> None:
     with Executor() as executor:
         operator = executor.register("empty", engine_speed.empty_operator())
         executor.wait(executor.submit(operator))
+
+
+def test_prefill_is_measured_on_a_text_that_no_side_has_seen() -> None:
+    seen: list[engine_sides.Prompts] = []
+
+    class Side:
+        def open(self, prompts: engine_sides.Prompts) -> float:
+            seen.append(prompts)
+            return 1.0
+
+        def step(self) -> float:
+            raise AssertionError
+
+        def close(self) -> None:
+            pass
+
+    engine_speed.fill({"one": Side()}, 8, 1000, rounds=3)
+    assert len({prompt for (prompt,) in seen}) == len(seen) == 4

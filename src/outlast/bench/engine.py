@@ -237,8 +237,7 @@ class Bench:
         room = PREFILL_TOKENS + 64
         sides: dict[str, Side] = {m: self._native(m, 1, room) for m in (DEFAULT, FAST)}
         sides |= self._llamacpp(1, room)
-        prompts = prompts_of(1, PREFILL_TOKENS, self._vocabulary)
-        found = engine_speed.fill(sides, prompts, rounds=self._rounds)
+        found = engine_speed.fill(sides, PREFILL_TOKENS, self._vocabulary, rounds=self._rounds)
         _close(sides)
         self._row("prefill_vs_llamacpp", "prefill", PREFILL_TOKENS, found, DEFAULT, "llama.cpp",
                   Rates(PREFILL_TOKENS, 1.5, 3))  # fmt: skip

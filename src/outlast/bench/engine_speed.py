@@ -34,9 +34,9 @@ class Measured:
         return [statistics.median(one) for one in self.rounds]
 
 
-def prompts_of(count: int, length: int, vocabulary: int) -> Prompts:
-    """Prompts of random tokens, another text for each stream."""
-    rng = random.Random(length)
+def prompts_of(count: int, length: int, vocabulary: int, *, seed: int = 0) -> Prompts:
+    """Prompts of random tokens, another text for each stream and each seed."""
+    rng = random.Random(length * 1009 + seed)
     return [tuple(rng.randrange(vocabulary) for _ in range(length)) for _ in range(count)]
 
 
@@ -54,13 +54,14 @@ def decode(
     return found
 
 
-def fill(sides: Mapping[str, Side], prompts: Prompts, *, rounds: int) -> dict[str, Measured]:
-    """Seconds that each side takes for a prompt."""
+def fill(sides: Mapping[str, Side], length: int, vocabulary: int, *, rounds: int) -> dict[str, Measured]:
+    """Seconds that each side takes for a prompt. Every round has a text of its own: one that was seen may be kept."""
     found = {name: Measured() for name in sides}
     for side in sides.values():
-        side.open(prompts)
+        side.open(prompts_of(1, length, vocabulary))
     for name, side in _turns(sides, rounds):
-        found[name].rounds.append([side.open(prompts)])
+        text = prompts_of(1, length, vocabulary, seed=1 + len(found[name].rounds))
+        found[name].rounds.append([side.open(text)])
     return found
 
 
