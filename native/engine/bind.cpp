@@ -164,14 +164,17 @@ NB_MODULE(_native, m) {
         .def("__init__",
              [](SamplerParams *self, float temperature, float top_p, uint32_t top_k, float min_p, uint64_t seed,
                 uint32_t stream, float presence, float frequency, float repetition,
-                std::vector<std::pair<uint32_t, float>> bias, uint32_t top_logprobs) {
-                 new (self) SamplerParams{temperature, top_p,      min_p,           top_k,       seed, stream, presence,
-                                          frequency,   repetition, std::move(bias), top_logprobs};
+                std::vector<std::pair<uint32_t, float>> bias, uint32_t top_logprobs, float typical_p, uint32_t min_tokens,
+                std::vector<uint32_t> stop_tokens) {
+                 new (self) SamplerParams{temperature, top_p,      min_p,           top_k,        seed,      stream,    presence,
+                                          frequency,   repetition, std::move(bias), top_logprobs, typical_p, min_tokens,
+                                          std::move(stop_tokens)};
              },
              nb::kw_only(), nb::arg("temperature") = 1.0f, nb::arg("top_p") = 1.0f, nb::arg("top_k") = 0,
              nb::arg("min_p") = 0.0f, nb::arg("seed") = 0, nb::arg("stream") = 0, nb::arg("presence_penalty") = 0.0f,
              nb::arg("frequency_penalty") = 0.0f, nb::arg("repetition_penalty") = 1.0f,
-             nb::arg("logit_bias") = std::vector<std::pair<uint32_t, float>>(), nb::arg("top_logprobs") = 0);
+             nb::arg("logit_bias") = std::vector<std::pair<uint32_t, float>>(), nb::arg("top_logprobs") = 0,
+             nb::arg("typical_p") = 1.0f, nb::arg("min_tokens") = 0, nb::arg("stop_tokens") = std::vector<uint32_t>());
 
     nb::class_<Result>(m, "Result")
         .def_ro("handle", &Result::handle)
@@ -179,9 +182,14 @@ NB_MODULE(_native, m) {
         .def_ro("logprob", &Result::logprob)
         .def_ro("top", &Result::top)
         .def_ro("verified", &Result::verified)
-        .def_ro("finite", &Result::finite);
+        .def_ro("finite", &Result::finite)
+        .def_prop_ro("more", [](const Result &r) {
+            nb::list out;
+            for (const Sampled &s : r.more) out.append(nb::make_tuple(s.token, s.logprob, s.top));
+            return out;
+        });
 
-    using Item = std::tuple<uint32_t, uint32_t, uint32_t>;
+    using Item = std::tuple<uint32_t, uint32_t, uint32_t, std::vector<uint32_t>>;
     nb::class_<Decoder>(m, "Decoder")
         .def("__init__",
              [](Decoder *self, const Config &config,
@@ -209,7 +217,8 @@ NB_MODULE(_native, m) {
         .def("plan",
              [](Decoder &d, const std::vector<Item> &batch, uint32_t parts) {
                  std::vector<BatchItem> items;
-                 for (const auto &[handle, positions, recheck] : batch) items.push_back({handle, positions, recheck});
+                 for (const auto &[handle, positions, recheck, drafts] : batch)
+                     items.push_back({handle, positions, recheck, drafts});
                  d.plan(items, parts);
              },
              nb::arg("batch"), nb::arg("parts"))
@@ -221,6 +230,7 @@ NB_MODULE(_native, m) {
         .def("run", &Decoder::run, nb::arg("threads") = 1, nb::call_guard<nb::gil_scoped_release>())
         .def("commit", &Decoder::commit)
         .def("abandon", &Decoder::abandon)
+        .def("accepted", &Decoder::accepted)
         .def("logits",
              [](const Decoder &d) {
                  nb::list rows;
@@ -268,19 +278,19 @@ NB_MODULE(_native, m) {
         return out;
     }, nb::arg("base"), nb::arg("head_dim"), nb::arg("position"));
     m.def("sample", [](nb::bytes logits, const SamplerParams &params, const std::vector<std::pair<uint32_t, uint32_t>> &counts,
-                       uint32_t position) {
+                       uint32_t position, uint32_t generated) {
         const uint32_t vocab = uint32_t(logits.size() / sizeof(float));
         if (vocab == 0) throw std::invalid_argument("no logits");
         std::vector<float> row(padded(vocab));
         std::memcpy(row.data(), logits.c_str(), size_t{vocab} * sizeof(float));
         SamplerScratch scratch(vocab);
         ol_emission out{};
-        Result r{0, false, 0, 0.0f, {}, true, true};
+        Result r{0, false, 0, 0.0f, {}, true, true, {}};
         r.finite = r.sampled = sample(kernels(), row.data(), vocab, params, TokenCounts(counts.begin(), counts.end()),
-                                      position, scratch, &out);
+                                      position, generated, scratch, &out);
         r.token = out.token;
         r.logprob = out.logprob;
         for (uint32_t i = 0; i < out.tops; ++i) r.top.emplace_back(out.top[i].token, out.top[i].logprob);
         return r;
-    }, nb::arg("logits"), nb::arg("params"), nb::arg("counts"), nb::arg("position"));
+    }, nb::arg("logits"), nb::arg("params"), nb::arg("counts"), nb::arg("position"), nb::arg("generated") = 0);
 }

@@ -147,7 +147,7 @@ uint32_t Decoder::add(uint64_t key, uint32_t generation, std::vector<uint32_t> t
     for (const uint32_t t : tokens)
         if (t >= model_.config.vocab) refuse("token " + std::to_string(t) + " is not in the vocabulary");
     if (!(params.temperature >= 0) || !(params.top_p > 0) || !(params.min_p >= 0) || !(params.min_p <= 1) ||
-        !(params.repetition_penalty > 0) || params.top_logprobs > OL_MAX_TOP)
+        !(params.typical_p > 0) || !(params.repetition_penalty > 0) || params.top_logprobs > OL_MAX_TOP)
         refuse("a sampling parameter is out of range");
     auto s = std::make_unique<Sequence>();
     s->key = key;
@@ -235,9 +235,8 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
     s.entries.clear();
     s.tokens.clear();
     s.sampling.clear();
-    s.sampling_entry.clear();
     s.attend_cost = 0;
-    uint32_t saved = 0;
+    uint32_t saved = 0, emissions = 0;
     for (const BatchItem &item : batch) {
         Sequence &q = const_cast<Sequence &>(sequence(item.handle));
         for (const Entry &e : s.entries)
@@ -245,25 +244,34 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
         const uint64_t end = uint64_t{q.computed} + item.positions;
         if (item.recheck > q.computed || end > q.tokens.size() || item.positions + item.recheck == 0)
             refuse("the step's positions are not positions of the sequence");
-        if ((end - 1) / s.geometry.block_tokens >= q.table.size()) refuse("the block table is too short for the step");
+        const uint32_t drafts = uint32_t(item.drafts.size());
+        if (drafts > 0 && (item.positions == 0 || end != q.tokens.size()))
+            refuse("drafts stand behind the sequence's last token");
+        if (end + drafts > c.context) refuse("drafts past the model's context");
+        for (const uint32_t t : item.drafts)
+            if (t >= c.vocab) refuse("draft " + std::to_string(t) + " is not in the vocabulary");
+        if ((end + drafts - 1) / s.geometry.block_tokens >= q.table.size()) refuse("the block table is too short for the step");
         Entry e{};
         e.handle = item.handle;
         e.sequence = &q;
         e.first = uint32_t(s.tokens.size());
-        e.tokens = item.recheck + item.positions;
+        e.tokens = item.recheck + item.positions + drafts;
+        e.drafts = drafts;
+        e.accepted = 0;
+        e.emission = emissions;
+        emissions += 1 + drafts;
         e.recheck = item.recheck;
         e.saved = saved;
         e.sample = -1;
         e.verified = e.finite = true;
         saved += item.recheck;
-        for (uint32_t p = q.computed - item.recheck; p < end; ++p) {
-            s.tokens.push_back({q.tokens[p], p, uint32_t(s.entries.size()), 0, 0});
+        for (uint32_t p = q.computed - item.recheck; p < end + drafts; ++p) {
+            s.tokens.push_back({p < end ? q.tokens[p] : item.drafts[p - end], p, uint32_t(s.entries.size()), 0, 0});
             s.attend_cost += p + 1;
         }
         if (item.positions > 0 && end == q.tokens.size()) {
             e.sample = int32_t(s.sampling.size());
-            s.sampling.push_back(uint32_t(s.tokens.size() - 1));
-            s.sampling_entry.push_back(uint32_t(s.entries.size()));
+            for (uint32_t d = drafts + 1; d > 0; --d) s.sampling.push_back(uint32_t(s.tokens.size() - d));
         }
         s.entries.push_back(e);
     }
@@ -278,8 +286,8 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
     reserve(parts, partials);
     s.saved.resize(size_t{saved} * s.geometry.pieces * s.geometry.row_bytes);
     for (size_t t = 0; t < n; ++t) rope_angles(model_.rope, s.tokens[t].position, s.angles.data() + t * c.head_dim);
-    s.emissions.assign(s.entries.size(), ol_emission{});
-    s.emission_lengths.assign(s.entries.size(), 0);
+    s.emissions.assign(emissions, ol_emission{});
+    s.emission_lengths.assign(emissions, 0);
 
     tasks_.clear();
     kinds_.clear();
@@ -294,7 +302,7 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
     }
     if (!s.sampling.empty()) append_level(op_head, 0, parts, s.sampling.size() * c.hidden * c.vocab);
     if (saved > 0) append_level(op_verify, 0, parts, uint64_t{saved} * s.geometry.pieces * s.geometry.row_bytes);
-    if (!s.sampling.empty()) append_level(op_sample, 0, uint32_t(std::min<size_t>(parts, s.sampling.size())),
+    if (!s.sampling.empty()) append_level(op_sample, 0, uint32_t(std::min<size_t>(parts, s.entries.size())),
                                           s.sampling.size() * c.vocab * 10);
     writes_.clear();
     for (size_t i = 0; i < s.entries.size(); ++i) {
@@ -307,9 +315,12 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
         w.first = q.computed;
         w.count = e.tokens - e.recheck;
         w.state_offset = uint32_t(q.tokens.size() - q.prompt_length);
-        w.state = reinterpret_cast<uint64_t>(&s.emissions[i]);
-        w.state_length = reinterpret_cast<uint64_t>(&s.emission_lengths[i]);
-        writes_.push_back(w);
+        for (uint32_t d = 0; d <= e.drafts; ++d, ++w.state_offset) {
+            w.state = reinterpret_cast<uint64_t>(&s.emissions[e.emission + d]);
+            w.state_length = reinterpret_cast<uint64_t>(&s.emission_lengths[e.emission + d]);
+            writes_.push_back(w);
+            w.count = 0;                // a draft's token; its row is among those of the first
+        }
     }
     planned_ = true;
 }
@@ -348,22 +359,34 @@ std::vector<Result> Decoder::commit() {
     for (size_t i = 0; i < step_.entries.size(); ++i) {
         const Entry &e = step_.entries[i];
         Sequence &q = *e.sequence;
-        Result r{e.handle, false, 0, 0.0f, {}, e.verified, e.finite};
+        Result r{e.handle, false, 0, 0.0f, {}, e.verified, e.finite, {}};
         if (e.verified && e.finite) {
-            q.computed += e.tokens - e.recheck;
-            if (step_.emission_lengths[i] > 0) {
-                const ol_emission &out = step_.emissions[i];
+            q.computed += e.tokens - e.recheck - e.drafts + e.accepted;
+            for (uint32_t d = 0; d <= e.accepted && step_.emission_lengths[e.emission + d] > 0; ++d) {
+                const ol_emission &out = step_.emissions[e.emission + d];
+                std::vector<std::pair<uint32_t, float>> top;
+                for (uint32_t k = 0; k < out.tops; ++k) top.emplace_back(out.top[k].token, out.top[k].logprob);
+                q.tokens.push_back(out.token);
+                if (q.params.counts_tokens()) ++q.counts[out.token];
+                if (d > 0) {
+                    r.more.push_back({out.token, out.logprob, std::move(top)});
+                    continue;
+                }
                 r.sampled = true;
                 r.token = out.token;
                 r.logprob = out.logprob;
-                for (uint32_t k = 0; k < out.tops; ++k) r.top.emplace_back(out.top[k].token, out.top[k].logprob);
-                q.tokens.push_back(out.token);
-                if (q.params.counts_tokens()) ++q.counts[out.token];
+                r.top = std::move(top);
             }
         }
         results.push_back(std::move(r));
     }
     return results;
+}
+
+std::vector<uint32_t> Decoder::accepted() const {
+    std::vector<uint32_t> out;
+    for (const Entry &e : step_.entries) out.push_back(e.verified && e.finite ? e.accepted : 0);
+    return out;
 }
 
 void Decoder::abandon() { planned_ = false; }

@@ -23,6 +23,13 @@ struct BatchItem {
     uint32_t handle;
     uint32_t positions;     // new positions
     uint32_t recheck;       // positions before `computed` to compute again and compare
+    std::vector<uint32_t> drafts;   // tokens that may come next; only with the last known position in the step
+};
+
+struct Sampled {
+    uint32_t token;
+    float logprob;
+    std::vector<std::pair<uint32_t, float>> top;
 };
 
 struct Result {
@@ -33,6 +40,7 @@ struct Result {
     std::vector<std::pair<uint32_t, float>> top;
     bool verified;
     bool finite;
+    std::vector<Sampled> more;      // tokens behind the first one that the drafts have let through
 };
 
 class Decoder {
@@ -60,6 +68,8 @@ class Decoder {
     void run(uint32_t threads);
     std::vector<Result> commit();
     void abandon();
+    /* After the plan ran, before commit: drafts of each item that came true. */
+    std::vector<uint32_t> accepted() const;
     bool planned() const { return planned_; }
     /* Logits of the step that ran, one row per sampling sequence in batch order; valid until the next plan. */
     std::vector<std::vector<float>> logits() const;

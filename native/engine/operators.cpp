@@ -286,19 +286,60 @@ int32_t verify(const ol_task *task, ol_env *) {
     return OL_OK;
 }
 
+// Tokens as if they stood in the output already, for the penalties of the tokens behind them; taken back at the end.
+class Assumed {
+  public:
+    explicit Assumed(Sequence &s) : s_(s) {}
+    ~Assumed() {
+        for (size_t i = changed_.size(); i-- > 0;)
+            if (changed_[i].second) s_.counts.erase(changed_[i].first);
+            else --s_.counts[changed_[i].first];
+    }
+    Assumed(const Assumed &) = delete;
+    Assumed &operator=(const Assumed &) = delete;
+    void add(uint32_t token) {
+        if (!s_.params.counts_tokens()) return;
+        changed_.reserve(changed_.size() + 1);
+        const auto [at, fresh] = s_.counts.try_emplace(token, 0u);
+        ++at->second;
+        changed_.emplace_back(token, fresh);
+    }
+
+  private:
+    Sequence &s_;
+    std::vector<std::pair<uint32_t, bool>> changed_;
+};
+
+// A sequence's tokens in order: each is drawn as it would be in a step of its own, and the next only if the guess it was
+// computed from came true.
+void sample_entry(Step &s, Entry &e, SamplerScratch &scratch) {
+    Sequence &q = *e.sequence;
+    const uint32_t last = e.first + e.tokens - e.drafts - 1;    // token of the step behind which the first one is drawn
+    Assumed assumed(q);
+    e.accepted = 0;
+    for (uint32_t i = 0; i <= e.drafts; ++i) {
+        ol_emission &out = s.emissions[e.emission + i];
+        const uint32_t position = s.tokens[last + i].position + 1;
+        if (!sample(*s.kernels, s.logits.data() + (uint32_t(e.sample) + i) * s.vocab_width, s.model->config.vocab, q.params,
+                    q.counts, position, position - q.prompt_length, scratch, &out)) {
+            if (i == 0) e.finite = false;
+            else --e.accepted;          // the position is computed again, and seen for what it is, in the next step
+            return;
+        }
+        s.emission_lengths[e.emission + i] = uint32_t(offsetof(ol_emission, top) + out.tops * sizeof(ol_top));
+        if (i == e.drafts || out.token != s.tokens[last + 1 + i].id || q.params.stops(out.token)) return;
+        assumed.add(out.token);
+        ++e.accepted;
+    }
+}
+
 int32_t sample_tokens(const ol_task *task, ol_env *env) {
     Step &s = step_of(task);
-    const Share mine = share(uint32_t(s.sampling.size()), task);
-    PartScratch &scratch = s.parts[task->part];
+    const Share mine = share(uint32_t(s.entries.size()), task);
     try {
         for (uint32_t i = mine.first; i < mine.last; ++i) {
-            const uint32_t index = s.sampling_entry[i];
-            Entry &e = s.entries[index];
-            if (!e.verified) continue;
-            ol_emission &out = s.emissions[index];
-            e.finite = sample(*s.kernels, s.logits.data() + i * s.vocab_width, s.model->config.vocab, e.sequence->params,
-                              e.sequence->counts, s.tokens[s.sampling[i]].position + 1, *scratch.sampler, &out);
-            if (e.finite) s.emission_lengths[index] = uint32_t(offsetof(ol_emission, top) + out.tops * sizeof(ol_top));
+            Entry &e = s.entries[i];
+            if (e.sample >= 0 && e.verified) sample_entry(s, e, *s.parts[task->part].sampler);
         }
     } catch (const std::bad_alloc &) {
         std::strncpy(env->error, "sampling: out of memory", sizeof env->error - 1);

@@ -77,6 +77,27 @@ void nucleus(const float *logits, const std::vector<float> &weights, uint32_t vo
     kept.resize(n);
 }
 
+// Cuts `kept` down to the smallest set that holds typical_p of the weight, tokens first whose surprise is nearest to the
+// expected one (the entropy); ties go to the lower id.
+void typical(const float *logits, float most, float temperature, const std::vector<float> &weights, double total,
+             float typical_p, std::vector<uint32_t> &kept) {
+    std::erase_if(kept, [&](uint32_t i) { return !(weights[i] > 0.0f); });
+    std::sort(kept.begin(), kept.end());
+    const auto surprise = [&](uint32_t i) { return (double(most) - double(logits[i])) / double(temperature); };
+    double mean = 0;                    // entropy less log(total), as surprise() is relative to the likeliest
+    for (const uint32_t i : kept) mean += double(weights[i]) / total * surprise(i);
+    std::vector<std::pair<double, uint32_t>> order;
+    for (const uint32_t i : kept) order.emplace_back(std::fabs(surprise(i) - mean), i);
+    std::sort(order.begin(), order.end());
+    double sum = 0;
+    kept.clear();
+    for (const auto &[distance, i] : order) {
+        if (!kept.empty() && sum >= total * double(typical_p)) break;
+        kept.push_back(i);
+        sum += double(weights[i]);
+    }
+}
+
 uint32_t draw(const float *logits, uint32_t vocab, const Kernels &k, const SamplerParams &params, double u,
               SamplerScratch &s) {
     const float most = k.max(logits, padded(vocab));
@@ -102,6 +123,15 @@ uint32_t draw(const float *logits, uint32_t vocab, const Kernels &k, const Sampl
         } else {
             std::erase_if(s.kept, [&](uint32_t i) { return s.weights[i] < params.min_p; });
         }
+        all = false;
+        weigh();
+    }
+    if (params.typical_p < 1.0f) {
+        if (all) {
+            s.kept.resize(vocab);
+            std::iota(s.kept.begin(), s.kept.end(), 0u);
+        }
+        typical(logits, most, params.temperature, s.weights, total, params.typical_p, s.kept);
         all = false;
         weigh();
     }
@@ -144,7 +174,7 @@ SamplerScratch::SamplerScratch(uint32_t vocab)
 }
 
 bool sample(const Kernels &k, float *logits, uint32_t vocab, const SamplerParams &params, const TokenCounts &counts,
-            uint32_t position, SamplerScratch &s, ol_emission *out) {
+            uint32_t position, uint32_t generated, SamplerScratch &s, ol_emission *out) {
     constexpr float kNever = -std::numeric_limits<float>::infinity();
     for (uint32_t i = vocab; i < padded(vocab); ++i) logits[i] = kNever;
     const float most = k.max(logits, padded(vocab));
@@ -154,18 +184,23 @@ bool sample(const Kernels &k, float *logits, uint32_t vocab, const SamplerParams
     if (!(total > 0) || !std::isfinite(total)) return false;
 
     float *changed = logits;
-    if (params.counts_tokens() || !params.logit_bias.empty()) {
+    const bool barred = generated < params.min_tokens && !params.stop_tokens.empty();
+    if (params.counts_tokens() || !params.logit_bias.empty() || barred) {
         changed = s.logits.data();
         std::memcpy(changed, logits, padded(vocab) * sizeof(float));
         if (params.counts_tokens())
-            for (const auto &[token, generated] : counts) {
+            for (const auto &[token, times] : counts) {
                 if (token >= vocab) continue;
                 float &l = changed[token];
                 l = l > 0 ? l / params.repetition_penalty : l * params.repetition_penalty;
-                if (generated > 0) l -= params.presence_penalty + params.frequency_penalty * float(generated);
+                if (times > 0) l -= params.presence_penalty + params.frequency_penalty * float(times);
             }
         for (const auto &[token, bias] : params.logit_bias)
             if (token < vocab) changed[token] += bias;
+        if (barred)
+            for (const uint32_t token : params.stop_tokens)
+                if (token < vocab) changed[token] = kNever;
+        if (k.max(changed, padded(vocab)) == kNever) return false;
     }
     if (params.temperature == 0.0f)
         out->token = first_of(changed, vocab, k.max(changed, padded(vocab)));

@@ -1,5 +1,5 @@
-/* From logits to a token.  Order: repetition, presence and frequency penalties, logit bias, temperature, top_k, min_p,
- * top_p; each filter looks at the distribution that the earlier ones left, renormalised.  The token is the first, in
+/* From logits to a token.  Order: repetition, presence and frequency penalties, logit bias, stop tokens barred before
+ * min_tokens, temperature, top_k, min_p, typical_p, top_p; each filter looks at the distribution that the earlier ones left, renormalised.  The token is the first, in
  * order of id, whose cumulative probability exceeds the position's Philox number.  Ties are broken by the lower id. */
 #ifndef OUTLAST_ENGINE_SAMPLER_H
 #define OUTLAST_ENGINE_SAMPLER_H
@@ -21,7 +21,15 @@ struct SamplerParams {
     float presence_penalty = 0.0f, frequency_penalty = 0.0f, repetition_penalty = 1.0f;
     std::vector<std::pair<uint32_t, float>> logit_bias;
     uint32_t top_logprobs = 0;
+    float typical_p = 1.0f;             // locally typical sampling (Meister et al., TACL 2023); 1 = off
+    uint32_t min_tokens = 0;            // no stop token before so many were generated
+    std::vector<uint32_t> stop_tokens;
 
+    bool stops(uint32_t token) const {
+        for (const uint32_t t : stop_tokens)
+            if (t == token) return true;
+        return false;
+    }
     bool counts_tokens() const {
         return presence_penalty != 0.0f || frequency_penalty != 0.0f || repetition_penalty != 1.0f;
     }
@@ -38,9 +46,10 @@ struct SamplerScratch {
     explicit SamplerScratch(uint32_t vocab);
 };
 
-/* logits: [padded(vocab)]; the padding is overwritten. Returns false when the logits are not finite. */
+/* logits: [padded(vocab)]; the padding is overwritten. `position` is that of the new token, `generated` how many were
+ * generated before it. Returns false when the logits are not finite, or nothing may be chosen. */
 bool sample(const Kernels &k, float *logits, uint32_t vocab, const SamplerParams &params, const TokenCounts &counts,
-            uint32_t position, SamplerScratch &scratch, ol_emission *out);
+            uint32_t position, uint32_t generated, SamplerScratch &scratch, ol_emission *out);
 
 }  // namespace outlast::engine
 #endif

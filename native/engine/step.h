@@ -53,7 +53,10 @@ struct Entry {
     uint32_t tokens;                    // recheck + new positions
     uint32_t recheck;                   // leading positions that were in the pool already
     uint32_t saved;                     // index of the first saved row set
-    int32_t sample;                     // row of the logits, -1: no token is sampled
+    int32_t sample;                     // first row of the logits, -1: no token is sampled
+    uint32_t drafts;                    // last tokens that are guesses; each has a row of the logits behind `sample`
+    uint32_t accepted;                  // how many of them came true
+    uint32_t emission;                  // first of its 1 + drafts emissions
     bool verified;
     bool finite;
 };
@@ -122,7 +125,6 @@ struct Step {
     std::vector<Entry> entries;
     std::vector<Token> tokens;
     std::vector<uint32_t> sampling;     // token of each row of the logits
-    std::vector<uint32_t> sampling_entry;
     bool split_segments;                // few tokens: segments of one token may go to different parts
     uint64_t attend_cost;               // positions to read, over all tokens
 
@@ -138,7 +140,7 @@ struct Step {
     Floats angles;                      // [tokens][head_dim]: cos, sin of each pair
     std::vector<uint8_t> saved;         // [rows][pieces][row_bytes]
     std::vector<PartScratch> parts;
-    std::vector<ol_emission> emissions; // per entry
+    std::vector<ol_emission> emissions; // of entry 0, 1, ...: the sampled token, then one for each draft
     std::vector<uint32_t> emission_lengths;
 
     uint8_t *row(const Sequence &s, uint32_t position, uint32_t piece) const {

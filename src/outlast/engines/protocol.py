@@ -33,6 +33,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int = 0  #: alternatives to report, at most 20
+    typical_p: float = 1.0  #: locally typical sampling (Meister et al., 2023)
+    min_tokens: int = 0  #: none of the stop tokens before so many were generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class Engine(Protocol):
         """The supervisor has received the finish of `key`: its logged state is no longer needed."""
 
     def step(self) -> list[Emission]:
-        """Do one bounded piece of work (at most one prefill chunk over all prompts beside the decoding requests) and
-        commit it.
+        """Do one bounded piece of work (at most one prefill chunk over all prompts, and for each decoding request a
+        token and the few that were guessed right behind it) and commit it.
 
         Returns what was committed, including tokens that a takeover has to report again. [] when idle.
         """

@@ -1,6 +1,7 @@
 """The request bodies of the HTTP API: which fields exist, which values they take, what is refused and under which name.
 
-Fields and ranges are those of the OpenAI API, plus `top_k`, `min_p`, `repetition_penalty` and `ignore_eos`. A field
+Fields and ranges are those of the OpenAI API, plus `top_k`, `min_p`, `typical_p`, `min_tokens`,
+`repetition_penalty` and `ignore_eos`. A field
 that would change the answer and is not implemented is refused, never ignored; fields without any effect on the answer
 (`user`, `metadata`, ...) are accepted.
 """
@@ -100,6 +101,8 @@ class GenerationBody(_Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1 << 30)
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, le=1 << 30)  #: no end of answer before so many
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -124,6 +124,8 @@ def _sampling(body: GenerationBody, top_logprobs: int, vocab_size: int) -> Sampl
         top_p=given(body.top_p, 1.0),
         top_k=body.top_k or 0,
         min_p=given(body.min_p, 0.0),
+        typical_p=given(body.typical_p, 1.0),
+        min_tokens=body.min_tokens or 0,
         seed=seed,
         presence_penalty=given(body.presence_penalty, 0.0),
         frequency_penalty=given(body.frequency_penalty, 0.0),

@@ -158,7 +158,8 @@ def _request_fields(request: EngineRequest) -> list[Any]:
     p = request.params
     params = [
         p.temperature, p.top_p, p.top_k, p.min_p, p.seed, p.stream, p.presence_penalty, p.frequency_penalty,
-        p.repetition_penalty, [list(pair) for pair in p.logit_bias], p.top_logprobs,
+        p.repetition_penalty, [list(pair) for pair in p.logit_bias], p.top_logprobs, p.typical_p,
+        p.min_tokens,
     ]  # fmt: skip
     return [request.key, list(request.prompt), request.max_tokens, list(request.stop_tokens), params]
 
@@ -263,7 +264,7 @@ def _numbers(what: str, value: object) -> dict[str, float]:
 
 def _read_request(value: object) -> EngineRequest:
     key, prompt, max_tokens, stop_tokens, params = _list("request", value, 5)
-    p = _list("params", params, 11)
+    p = _list("params", params, 13)
     return EngineRequest(
         key=_int("key", key, 1),
         prompt=_ints("prompt", prompt),
@@ -281,6 +282,8 @@ def _read_request(value: object) -> EngineRequest:
             repetition_penalty=_float("repetition_penalty", p[8]),
             logit_bias=_pairs("logit_bias", p[9]),
             top_logprobs=_int("top_logprobs", p[10], 0, 20),
+            typical_p=_float("typical_p", p[11]),
+            min_tokens=_int("min_tokens", p[12], 0, _U32),
         ),
     )
 

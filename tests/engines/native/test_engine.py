@@ -270,6 +270,66 @@ def test_nothing_is_shared_when_that_is_switched_off(make: Make) -> None:
     assert engine.stats()["positions_shared"] == 0
 
 
+# --- guessed tokens
+
+
+def echoing(key: int, count: int = 60, **params: Any) -> EngineRequest:
+    """A request whose answer repeats itself: a strong pull to few tokens makes a random model stutter."""
+    bias = tuple((token, 9.0) for token in (20, 21, 22))
+    return request(key, [*range(20, 60), *range(20, 40)], count, logit_bias=bias, **{"temperature": 0.5, **params})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.0}, {}, {"presence_penalty": 0.5, "frequency_penalty": 0.2}, {"repetition_penalty": 1.1}],
+)
+def test_guessing_changes_no_token_and_saves_steps(make: Make, params: dict[str, Any]) -> None:
+    for key in (1, 2, 3):
+        engine = make(speculate=7)
+        engine.submit(echoing(key, **params))
+        assert run(engine) == alone(make, [echoing(key, **params)])
+        stats = engine.stats()
+        assert stats["drafts_accepted"] > 3
+        assert stats["steps"] < 60
+
+
+def test_rows_behind_guesses_are_those_of_plain_decoding(make: Make) -> None:
+    guessing, plain = make(speculate=6), make()
+    for engine in (guessing, plain):
+        engine.submit(echoing(1, 150, temperature=0.9))
+        engine.step()
+    while (stats := guessing.stats())["drafts_accepted"] < 5 or stats["drafts"] < stats["drafts_accepted"] + 3:
+        guessing.step()
+    count = guessing.decoder.computed(guessing._sequences[1].handle)
+    while plain.decoder.computed(plain._sequences[1].handle) < count:
+        plain.step()
+    assert rows(guessing, 1) == rows(plain, 1)[: len(rows(guessing, 1))]
+
+
+def test_nothing_is_emitted_behind_a_stop_token_or_past_max_tokens(make: Make) -> None:
+    params = SamplingParams(temperature=0.5, seed=1, logit_bias=tuple((token, 9.0) for token in (20, 21, 22)))
+    prompt = (*range(20, 60), *range(20, 40))
+    for stop in (20, 21, 22):
+        for least in (0, 9):
+            chosen = SamplingParams(**{f: getattr(params, f) for f in params.__slots__} | {"min_tokens": least})
+            r = EngineRequest(1, prompt, 33, stop_tokens=(stop,), params=chosen)
+            engine = make(speculate=6)
+            engine.submit(r)
+            got = run(engine)[1]
+            assert {1: got} == alone(make, [r])
+            tokens = [token for token, _, _ in got]
+            assert stop not in tokens[:-1]
+            assert len(tokens) > least
+            assert len(tokens) == 33 or tokens[-1] == stop
+
+
+def test_guessing_pauses_where_it_is_wrong(make: Make) -> None:
+    engine = make(speculate=6)
+    engine.submit(request(1, random_tokens(20, 280), 300, temperature=1.0, logit_bias=((20, 1.0),)))
+    run(engine)
+    assert engine.stats()["drafts"] - engine.stats()["drafts_accepted"] < 30
+
+
 # --- all at once
 
 
@@ -283,13 +343,17 @@ def test_a_sequence_is_the_same_alone_and_in_any_company(make: Make, data: st.Da
     for key in range(1, count + 1):
         stem = data.draw(st.sampled_from(stems))[: data.draw(st.integers(1, 120))]
         prompt = [*stem, *random_tokens(data.draw(st.integers(0, 12)), 280, seed=key)]
-        kinds = [{}, {"temperature": 0.0}, {"top_p": 0.8, "presence_penalty": 0.6}, {"repetition_penalty": 1.3}]
+        kinds: list[dict[str, Any]] = [
+            {}, {"temperature": 0.0}, {"top_p": 0.8, "presence_penalty": 0.6}, {"repetition_penalty": 1.3},
+            {"temperature": 0.4, "logit_bias": ((20, 9.0), (21, 9.0))},
+        ]  # fmt: skip
         requests.append(request(key, prompt, data.draw(st.integers(1, 40)), **data.draw(st.sampled_from(kinds))))
     engine = make(
         data.draw(st.integers(12, 40), label="blocks"),
         log=data.draw(st.sampled_from([0, 8 << 20]), label="log"),
         threads=data.draw(st.integers(1, 4), label="threads"),
         share_prefixes=data.draw(st.booleans(), label="share"),
+        speculate=data.draw(st.sampled_from([0, 1, 5]), label="speculate"),
     )
     gone = set()
     seen: dict[int, Outcome] = {}

@@ -39,15 +39,23 @@ def test_random_numbers_differ_by_seed_stream_and_position() -> None:
     assert all(u == reference.uniform(*key) for key, u in numbers.items())
 
 
-def _sample(logits: np.ndarray, params: SamplingParams, prompt: list[int], generated: list[int], position: int):
+def _sample(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: list[int],
+    generated: list[int],
+    position: int,
+    stop_tokens: tuple[int, ...] = (),
+):
     counts = {token: generated.count(token) for token in {*prompt, *generated}}
     native = _native.SamplerParams(
         temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p, seed=params.seed,
         stream=params.stream, presence_penalty=params.presence_penalty, frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty, logit_bias=list(params.logit_bias),
-        top_logprobs=params.top_logprobs,
+        top_logprobs=params.top_logprobs, typical_p=params.typical_p, min_tokens=params.min_tokens,
+        stop_tokens=list(stop_tokens),
     )  # fmt: skip
-    return _native.sample(logits.astype(np.float32).tobytes(), native, list(counts.items()), position)
+    return _native.sample(logits.astype(np.float32).tobytes(), native, list(counts.items()), position, len(generated))
 
 
 @given(
@@ -157,3 +165,78 @@ def test_logits_that_are_not_finite_are_reported(bad: float) -> None:
     result = _sample(logits, SamplingParams(), [], [], 0)
     assert not result.finite
     assert result.token is None
+
+
+# ---- typical sampling, min_tokens, ties, edges ---------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 1 << 40),
+    vocab=st.sampled_from([3, 40, 700]),
+    spread=st.sampled_from([0.5, 2.0, 8.0]),
+    typical_p=st.sampled_from([0.05, 0.3, 0.7, 0.95]),
+    top_k=st.sampled_from([0, 20]),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+)
+def test_typical_sampling_keeps_the_references_tokens(
+    seed: int, vocab: int, spread: float, typical_p: float, top_k: int, temperature: float
+) -> None:
+    logits = (np.random.default_rng(seed).standard_normal(vocab) * spread).astype(np.float32)
+    params = SamplingParams(temperature=temperature, typical_p=typical_p, top_k=top_k, seed=seed)
+    ids, _ = reference.candidates(logits, params, [], [])
+    result = _sample(logits, params, [], [], seed % 1000)
+    assert result.token in ids or typical_p == 0.95  # on an edge rounding may take one more
+    expected, margin = reference.sample(logits, params, [], [], seed % 1000)
+    if margin > 1e-3:
+        assert result.token == expected or result.token not in ids
+
+
+def test_typical_sampling_prefers_the_unsurprising_to_the_likely() -> None:
+    """One token of probability 0.4 and 300 of 0.002: the entropy is near the small ones' surprise."""
+    logits = np.log(np.array([0.4, *[0.002] * 300], np.float32))
+    drawn = {_sample(logits, SamplingParams(typical_p=0.3, seed=s), [], [], 0).token for s in range(200)}
+    assert 0 not in drawn
+    assert len(drawn) > 50
+
+
+def test_no_stop_token_is_chosen_before_min_tokens() -> None:
+    logits = np.zeros(50, np.float32)
+    logits[[7, 9]] = 20.0, 19.0
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, min_tokens=3, seed=4)
+        for generated in range(6):
+            result = _sample(logits, params, [], [1] * generated, generated, (7, 9))
+            assert (result.token in (7, 9)) == (generated >= 3)
+            assert result.logprob == pytest.approx(reference.log_softmax(logits)[result.token], abs=1e-5)
+
+
+def test_greedy_ties_go_to_the_lowest_id() -> None:
+    logits = np.full(300, -1.0, np.float32)
+    logits[[250, 31, 170]] = 2.5
+    assert _sample(logits, SamplingParams(temperature=0.0), [], [], 0).token == 31
+    assert _sample(np.zeros(300, np.float32), SamplingParams(temperature=0.0), [], [], 0).token == 0
+    assert _sample(logits, SamplingParams(temperature=1.0, top_k=1, seed=3), [], [], 0).token == 31
+
+
+def test_logits_of_which_none_can_be_chosen_are_told_apart() -> None:
+    never = np.full(40, -np.inf, np.float32)
+    assert not _sample(never, SamplingParams(temperature=0.0), [], [], 0).finite
+    assert not _sample(never, SamplingParams(seed=1), [], [], 0).finite
+    only = never.copy()
+    only[5] = 1.0
+    assert _sample(only, SamplingParams(seed=1, typical_p=0.5, top_p=0.5), [], [], 0).token == 5
+    assert not _sample(only, SamplingParams(temperature=0.0, min_tokens=1), [], [], 0, (5,)).finite
+    for bad in (np.nan, np.inf):
+        broken = np.zeros(40, np.float32)
+        broken[3] = bad
+        assert not _sample(broken, SamplingParams(temperature=0.0), [], [], 0).finite
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e6, 1e30])
+def test_extreme_temperatures_are_greedy_or_uniform(temperature: float) -> None:
+    logits = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    drawn = [_sample(logits, SamplingParams(temperature=temperature, seed=s), [], [], 0).token for s in range(400)]
+    if temperature < 1:
+        assert set(drawn) == {int(np.argmax(logits))}
+    else:
+        assert len(set(drawn)) > 55

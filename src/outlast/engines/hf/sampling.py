@@ -27,7 +27,8 @@ class Sampler:
             for token in generated:
                 counts[token] = counts.get(token, 0) + 1
         position = len(request.prompt) + len(generated)
-        result = _native.sample(logits, sampler_params(params), list(counts.items()), position)
+        native = sampler_params(params, request.stop_tokens)
+        result = _native.sample(logits, native, list(counts.items()), position, len(generated))
         if not result.finite or result.token is None:
             return None
         return Emitted(result.token, result.logprob, tuple(result.top))

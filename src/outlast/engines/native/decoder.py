@@ -30,6 +30,7 @@ class Item:
     handle: int
     positions: int
     recheck: int = 0
+    drafts: tuple[int, ...] = ()  #: guesses of the tokens behind the last known one, which must be in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class StepPlan:
 
     `address` points to `count` `ol_task`s. `after` in them is relative: the number (from 1) of the task of this plan
     up to which all must be done, 0 = none; add the ticket before the first task to those that are not 0.
-    `writes_address` points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order; the last
-    level of tasks fills their states.
+    `writes_address` points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order, each
+    followed by one per draft; the last level of tasks fills their states.
     """
 
     address: int
@@ -58,6 +59,7 @@ class StepResult:
     top: tuple[tuple[int, float], ...]
     verified: bool  #: False: recomputed KV rows differ from the stored ones, which were put back; rewind and recompute
     finite: bool  #: False: the logits are not finite; the sequence cannot go on
+    more: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()  #: tokens that drafts let through: as above
 
 
 def compute_mode(name: str) -> Compute:
@@ -91,8 +93,8 @@ def kv_geometry(config: ModelConfig, block_tokens: int, blocks: int) -> Geometry
     return _native.kv_geometry(config.native(), block_tokens, blocks)
 
 
-def sampler_params(params: SamplingParams) -> _native.SamplerParams:
-    """For the extension, which draws a token from them. Raises `ValueError` or `TypeError` for values out of range."""
+def sampler_params(params: SamplingParams, stop_tokens: Sequence[int] = ()) -> _native.SamplerParams:
+    """For the extension, which draws a token from them; `stop_tokens`: for `min_tokens`. Raises `ValueError` or `TypeError` for values out of range."""
     return _native.SamplerParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -105,6 +107,9 @@ def sampler_params(params: SamplingParams) -> _native.SamplerParams:
         repetition_penalty=params.repetition_penalty,
         logit_bias=list(params.logit_bias),
         top_logprobs=params.top_logprobs,
+        typical_p=params.typical_p,
+        min_tokens=params.min_tokens,
+        stop_tokens=list(stop_tokens),
     )
 
 
@@ -148,14 +153,17 @@ class Decoder:
         prompt_length: int,
         computed: int,
         params: SamplingParams,
+        stop_tokens: Sequence[int] = (),
     ) -> int:
         """Takes up a sequence and returns its handle.
 
         `tokens` are prompt and generated tokens; the KV rows of the first `computed` positions (fewer than there are
-        tokens) are in the pool already. Raises `UsageError` for values out of range.
+        tokens) are in the pool already. No draft behind a stop token is let through. Raises `UsageError` for
+        values out of range.
         """
         try:
-            return self._native.add(key, generation, list(tokens), prompt_length, computed, sampler_params(params))
+            native = sampler_params(params, stop_tokens)
+            return self._native.add(key, generation, list(tokens), prompt_length, computed, native)
         except (ValueError, TypeError) as error:
             raise UsageError(f"Request {key} cannot be decoded", why=str(error)) from error
 
@@ -190,7 +198,7 @@ class Decoder:
         an item's positions are not the sequence's next ones or its block table is too short.
         """
         try:
-            self._native.plan([(item.handle, item.positions, item.recheck) for item in batch], parts)
+            self._native.plan([(i.handle, i.positions, i.recheck, list(i.drafts)) for i in batch], parts)
         except (ValueError, TypeError) as error:
             raise UsageError("The step cannot be planned", why=str(error)) from error
         native = self._native
@@ -206,8 +214,16 @@ class Decoder:
     def commit(self) -> list[StepResult]:
         """After the plan ran: advances the sequences, appends sampled tokens; one result per item of the batch."""
         return [
-            StepResult(r.handle, r.token, r.logprob, tuple(r.top), r.verified, r.finite) for r in self._native.commit()
-        ]
+            StepResult(
+                r.handle, r.token, r.logprob, tuple(r.top), r.verified, r.finite,
+                tuple((token, logprob, tuple(top)) for token, logprob, top in r.more),
+            )
+            for r in self._native.commit()
+        ]  # fmt: skip
+
+    def accepted(self) -> list[int]:
+        """After the plan ran and before `commit`: how many drafts of each item came true."""
+        return self._native.accepted()
 
     def abandon(self) -> None:
         """Forgets a planned step that did not run, or not to its end; sequences stay as they were before `plan`."""

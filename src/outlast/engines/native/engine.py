@@ -40,6 +40,8 @@ _logger = logging.getLogger(__name__)
 #: through sooner; past 64 the gain is small.
 PREFILL_CHUNK = 64
 STEP_TIMEOUT = 300.0
+#: Tokens guessed behind the last one of a sequence that runs alone, at most: with it two tiles of four rows.
+SPECULATE = 7
 #: Pool memory that one `prepare` maps, 4 to 8 ms of work; the log, mapped for reading, takes a quarter of the time.
 PREPARE_BYTES = 32 << 20
 _FIRST_NATIVE_FAULT = 100  #: fault points of the control page from here on are the log's kill points
@@ -84,6 +86,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
         prefill_chunk=int(options.get("prefill_chunk", PREFILL_CHUNK)),
         allow_degrade=bool(options.get("allow_degrade", False)),
         share_prefixes=bool(options.get("share_prefixes", True)),
+        speculate=int(options.get("speculate", SPECULATE)),
         specialise=bool(options.get("specialise", True)),
         control=control,
     )
@@ -104,6 +107,7 @@ class NativeEngine:
         prefill_chunk: int = PREFILL_CHUNK,
         allow_degrade: bool = False,
         share_prefixes: bool = True,
+        speculate: int = 0,
         specialise: bool = True,
         control: Control | None = None,
         pool: Memory | None = None,
@@ -111,14 +115,18 @@ class NativeEngine:
         """`log`: what `LogOwner.spec` gave; `kv_tokens`: tokens the pool holds; `threads`: of a step; `compute`: see
         `Decoder`.
 
-        `share_prefixes`: requests that begin with the same tokens use the same blocks.
+        `share_prefixes`: requests that begin with the same tokens use the same blocks. `speculate`: most tokens that
+        are guessed in a step behind the last one of a sequence that runs alone; 0 = none.
 
         `pool`: pages for the KV pool that outlive this process. Their content is never read before it was written
         again from the log; but touching new pages is what makes a restore slow, and these have been touched. It belongs
         to the running engine: nothing is written before `recover`.
         """
-        if threads < 1 or prefill_chunk < 1:
-            raise UsageError(f"{threads} threads, prefill chunks of {prefill_chunk}", why="both must be at least 1")
+        if threads < 1 or prefill_chunk < 1 or speculate < 0:
+            raise UsageError(
+                f"{threads} threads, prefill chunks of {prefill_chunk}, {speculate} drafts",
+                why="the first two are at least 1, the third is not negative",
+            )
         self._weights = weights
         self._parts = Parts(threads)
         self._control = control
@@ -148,6 +156,7 @@ class NativeEngine:
             self._rows,
             block_tokens=block_tokens,
             chunk=prefill_chunk,
+            speculate=speculate,
         )
         self._sequences: dict[int, Seq] = {}
         self._failures: list[tuple[int, str]] = []
@@ -164,6 +173,7 @@ class NativeEngine:
                 allow_degrade=allow_degrade,
             )
         self._steps = 0
+        self._guessed = self._guessed_right = 0
         self._pool_mapped = 0
         self._warm_up()
         if specialise:
@@ -273,6 +283,8 @@ class NativeEngine:
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "preemptions": self._scheduler.preemptions,
+            "drafts": self._guessed,
+            "drafts_accepted": self._guessed_right,
             "positions_restored": self._scheduler.restored_positions,
             "positions_shared": self._scheduler.shared_positions,
             "kv_blocks_used": self.geometry.blocks - self._scheduler.pool.free,
@@ -316,8 +328,8 @@ class NativeEngine:
         items = []
         for share in shares:
             s = share.sequence
-            items.append(decoders.Item(s.handle, share.positions, int(s.recheck)))
-        tokens = sum(item.positions + item.recheck for item in items)
+            items.append(decoders.Item(s.handle, share.positions, int(s.recheck), share.drafts))
+        tokens = sum(item.positions + item.recheck + len(item.drafts) for item in items)
         parts = self._parts.choose(tokens)
         plan = self.decoder.plan(items, parts)
         started = time.perf_counter()
@@ -336,11 +348,14 @@ class NativeEngine:
 
     def _written(self, shares: Sequence[Share]) -> Iterator[tuple[int, int, int, int]]:
         """What a step wrote, see `StepCheckpointer.run`."""
-        for share in shares:
+        for share, accepted in zip(shares, self.decoder.accepted(), strict=True):
             s = share.sequence
             first = self.decoder.computed(s.handle)
             end = first + share.positions
-            yield s.key, first, share.positions, len(s.emitted) if end == s.length else -1
+            yield s.key, first, share.positions + accepted, len(s.emitted) if end == s.length else -1
+            for index in range(accepted):
+                yield s.key, end, 0, len(s.emitted) + 1 + index
+            end += accepted
             if first <= s.rows_logged:
                 s.rows_logged = max(s.rows_logged, end)
 
@@ -359,8 +374,13 @@ class NativeEngine:
             else:
                 if result.token is not None:
                     s.emitted.append(Emitted(result.token, result.logprob, result.top))
-                    out.append(self._emission(s, s.reported))
-                    s.reported += 1
+                    s.emitted += [Emitted(*more) for more in result.more]
+                    out += [self._emission(s, index) for index in range(s.reported, len(s.emitted))]
+                    s.reported = len(s.emitted)
+                    self._guessed += len(share.drafts)
+                    self._guessed_right += len(result.more)
+                    if s.drafts is not None:
+                        s.drafts.judge(len(share.drafts), len(result.more))
                 self._scheduler.publish(s)
                 if s.finished:
                     self._scheduler.leave(s)

@@ -224,7 +224,7 @@ def uniform(seed: int, stream: int, position: int) -> float:
 
 
 def candidates(
-    logits: Array, params: SamplingParams, prompt: list[int], generated: list[int]
+    logits: Array, params: SamplingParams, prompt: list[int], generated: list[int], stop_tokens: tuple[int, ...] = ()
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """(ids, probabilities) left after penalties, bias, temperature and filters, in order of id. Temperature > 0."""
     scores = logits.astype(np.float64).copy()
@@ -235,6 +235,8 @@ def candidates(
         scores[token] -= params.presence_penalty + params.frequency_penalty * generated.count(token)
     for token, bias in params.logit_bias:
         scores[token] += bias
+    if len(generated) < params.min_tokens:
+        scores[list(stop_tokens)] = -np.inf
     if params.temperature == 0:
         return np.array([int(np.argmax(scores))]), np.array([1.0])
     scaled = scores / params.temperature
@@ -245,6 +247,16 @@ def candidates(
     if params.min_p > 0:
         keep = weights >= params.min_p
         order, weights = order[keep], weights[keep]
+    if params.typical_p < 1:
+        shares = weights / weights.sum()
+        surprise = -np.log(shares, where=shares > 0, out=np.full(len(shares), -np.inf))
+        distance = np.abs(surprise - float(np.sum(shares[shares > 0] * surprise[shares > 0])))
+        distance[shares == 0] = np.inf
+        by_distance = np.lexsort((order, distance))
+        before = np.cumsum(weights[by_distance]) - weights[by_distance]
+        kept = by_distance[before < params.typical_p * weights.sum()]
+        chosen = np.sort(kept if len(kept) else by_distance[:1])
+        order, weights = order[chosen], weights[chosen]
     if params.top_p < 1:
         before = np.cumsum(weights) - weights
         keep = before < params.top_p * weights.sum()
@@ -255,10 +267,15 @@ def candidates(
 
 
 def sample(
-    logits: Array, params: SamplingParams, prompt: list[int], generated: list[int], position: int
+    logits: Array,
+    params: SamplingParams,
+    prompt: list[int],
+    generated: list[int],
+    position: int,
+    stop_tokens: tuple[int, ...] = (),
 ) -> tuple[int, float]:
     """(token, distance of the random number from the nearest boundary between tokens)."""
-    ids, probabilities = candidates(logits, params, prompt, generated)
+    ids, probabilities = candidates(logits, params, prompt, generated, stop_tokens)
     ends = np.cumsum(probabilities)
     u = uniform(params.seed, params.stream, position)
     index = min(int(np.searchsorted(ends, u, side="right")), len(ids) - 1)

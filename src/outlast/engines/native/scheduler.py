@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from outlast.engines.native.blocks import BlockPool
 from outlast.engines.native.decoder import Decoder
+from outlast.engines.native.drafts import Drafts
 from outlast.engines.native.rows import LoggedRows
 from outlast.engines.native.sequences import Sequence
 
@@ -24,17 +25,22 @@ class Share:
 
     sequence: Sequence
     positions: int
+    drafts: tuple[int, ...] = ()
 
 
 class Scheduler:
     """Queue, running sequences and pool of one engine. `chunk`: prompt positions of a step, over all prompts."""
 
-    def __init__(self, decoder: Decoder, pool: BlockPool, rows: LoggedRows, *, block_tokens: int, chunk: int) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: BlockPool, rows: LoggedRows, *, block_tokens: int, chunk: int, speculate: int = 0
+    ) -> None:
+        """`speculate`: most tokens that are guessed behind the last one of a sequence that runs alone."""
         self._decoder = decoder
         self.pool = pool
         self._rows = rows
         self._block_tokens = block_tokens
         self._chunk = chunk
+        self._speculate = speculate
         self._next_order = 0
         self.waiting: list[Sequence] = []  #: by order of arrival
         self.running: list[Sequence] = []  #: likewise
@@ -117,7 +123,9 @@ class Scheduler:
         return s.name_blocks(self.pool.root, self._block_tokens)[: (s.length - 1) // self._block_tokens]
 
     def _enter(self, s: Sequence, computed: int) -> None:
-        s.handle = self._decoder.add(s.key, s.generation, s.tokens(), len(s.request.prompt), computed, s.request.params)
+        s.handle = self._decoder.add(
+            s.key, s.generation, s.tokens(), len(s.request.prompt), computed, s.request.params, s.request.stop_tokens
+        )
         self._decoder.set_table(s.handle, s.blocks)
 
     # --- a step
@@ -130,11 +138,14 @@ class Scheduler:
         """
         candidates = next(([s] for s in self.running if s.alone), list(self.running))
         grants = self._grant(candidates)
+        # Measured on texts that repeat themselves: guesses make one stream 1.5 to 1.8 times as fast, and two or more no
+        # faster, since their rows fill the kernels' tiles already.
+        width = self._speculate if len(candidates) == 1 else 0
         shares = []
         for s in candidates:
             positions = grants.get(id(s), 0)
             if positions and s.handle >= 0 and self._grow(s, positions):
-                shares.append(Share(s, positions))
+                shares.append(Share(s, positions, self._guess(s, width) if positions == 1 and width else ()))
         return shares
 
     def _grant(self, candidates: list[Sequence]) -> dict[int, int]:
@@ -207,6 +218,24 @@ class Scheduler:
         s.blocks += more
         self._decoder.set_table(s.handle, s.blocks)
         return True
+
+    def _guess(self, s: Sequence, width: int) -> tuple[int, ...]:
+        """Drafts for a decoding sequence, as far as its request and the free blocks go."""
+        if s.recheck or s.length - self._decoder.computed(s.handle) != 1:
+            return ()
+        if s.drafts is None:
+            s.drafts = Drafts(self._speculate)
+        if s.drafts.known < s.length:
+            s.drafts.extend(s.slice(s.drafts.known, s.length))
+        guesses = s.drafts.propose(min(width, s.request.max_tokens - len(s.emitted) - 1))
+        more = -(-(s.length + len(guesses)) // self._block_tokens) - len(s.blocks)
+        if more > 0:
+            room = self.pool.take(more, spare=len(self.running))
+            if room is None:
+                return guesses[: len(s.blocks) * self._block_tokens - s.length]
+            s.blocks += room
+            self._decoder.set_table(s.handle, s.blocks)
+        return guesses
 
     def publish(self, s: Sequence) -> None:
         """After a committed step: full blocks can be shared from here on."""

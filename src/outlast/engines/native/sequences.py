@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from outlast.core.errors import CorruptState
 from outlast.engines.native.blocks import name_of
+from outlast.engines.native.drafts import Drafts
 from outlast.engines.protocol import EngineRequest, FinishReason, SamplingParams
 
 _EMISSION = struct.Struct("<IfII")  # ol_emission without its tops
@@ -77,6 +78,7 @@ class Sequence:
     parked: int = 0  #: while it waits: positions from 0 on that can be brought back from the log
     cached: int = 0  #: positions of the prompt whose rows another request had computed
     names: list[bytes] = field(default_factory=list)  #: of its full blocks, see blocks.py
+    drafts: Drafts | None = None  #: if tokens are guessed
     published: int = 0  #: leading blocks that others can find
     _table: ctypes.Array[ctypes.c_uint32] | None = None
 
