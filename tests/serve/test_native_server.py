@@ -38,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(model: Path, **more: Any) -> Settings:
-    return Settings(model=str(model), port=0, hang_timeout=1.0, kv_tokens=8192, **more)
+    # One token a step: faults are set by steps. tests/faults has kills with guessed tokens.
+    plain = (("speculate", "0"),)
+    return Settings(model=str(model), port=0, hang_timeout=1.0, kv_tokens=8192, engine_options=plain, **more)
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,10 @@ from outlast.checkpoint.geometry import gather
 from outlast.core.errors import Refused
 from outlast.core.log import LogOwner
 from outlast.core.memory import Memory
+from outlast.engines.native.drafts import Drafts
 from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.loading import open_weights, weights_bytes
-from outlast.engines.protocol import EngineRequest, SamplingParams
+from outlast.engines.protocol import EngineRequest, JournalEntry, SamplingParams
 
 SHAPE = TinyShape(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=128, context=512)
 BLOCK = 16
@@ -38,21 +39,17 @@ def make(tiny: Path) -> Iterator[Make]:
     weights = open_weights(memory, tiny)
     owners: list[LogOwner] = []
 
-    def build(blocks: int = 64, *, log: int = 8 << 20, **options: Any) -> NativeEngine:
-        spec = None
-        if log:
+    def build(blocks: int = 64, *, log: int = 8 << 20, owner: LogOwner | None = None, **options: Any) -> NativeEngine:
+        """With `owner` the engine is yet to recover its log."""
+        if log and owner is None:
             owners.append(LogOwner.in_memory(log, segment_bytes=1 << 18))
-            spec = dict(owners[-1].spec())
+        spec = dict((owner or owners[-1]).spec()) if log else None
         engine = NativeEngine(
-            weights,
-            log=spec,
-            kv_tokens=blocks * BLOCK,
-            block_tokens=BLOCK,
-            specialise=False,
-            prefill_chunk=24,
+            weights, log=spec, kv_tokens=blocks * BLOCK, block_tokens=BLOCK, specialise=False, prefill_chunk=24,
             **options,
-        )
-        engine.recover(owners[-1].fence() if log else 1, [])
+        )  # fmt: skip
+        if owner is None:
+            engine.recover(owners[-1].fence() if log else 1, [])
         return engine
 
     yield build
@@ -158,12 +155,65 @@ def test_a_request_that_can_never_fit_is_refused(make: Make) -> None:
 
 
 def test_a_log_without_room_for_parked_rows_costs_a_prefill_and_nothing_else(make: Make) -> None:
-    requests = [request(key, random_tokens(60, 280, seed=key), 70) for key in range(1, 7)]
-    engine = make(16, log=4096 + 6 * (1 << 18), share_prefixes=False)
+    requests = [request(key, random_tokens(60, 280, seed=key), 70) for key in range(1, 31)]
+    engine = make(64, log=4096 + 5 * (1 << 18), share_prefixes=False)
     for r in requests:
         engine.submit(r)
     assert run(engine) == alone(make, requests)
     assert engine.stats()["preemptions"] > 0
+
+
+def test_rows_that_came_back_wrong_are_computed_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the log's checks: the last position is computed again beside the next one, and differs."""
+    requests = [request(key, random_tokens(30, 280, seed=key), 90) for key in (1, 2)]
+    engine = make(10, share_prefixes=False)
+    restore = engine._rows._restorer.restore
+    damaged = []
+
+    def restore_wrongly(logged: Any, positions: int, table: int, *, first: int = 0) -> bool:
+        good = restore(logged, positions, table, first=first)
+        block = engine._sequences[logged.key].blocks[0]
+        engine._pool_memory.buffer[block * engine.geometry.block_bytes + 3] ^= 0x40
+        damaged.append(logged.key)
+        return good
+
+    monkeypatch.setattr(engine._rows._restorer, "restore", restore_wrongly)
+    for r in requests:
+        engine.submit(r)
+    assert run(engine) == alone(make, requests)
+    assert damaged
+    assert engine._sequences[2].generation > 1
+
+
+def empty_the_log(engine: NativeEngine) -> None:
+    """Release every segment but a new one, as a long life would."""
+    keeper = engine._rows.checkpointer
+    assert keeper is not None
+    keeper.log.native.roll()
+    engine.step()
+    last = keeper.log.native.segment
+    while keeper.log.native.oldest_segment < last:
+        keeper._empty_oldest()
+
+
+def test_rows_of_a_sequence_that_yielded_move_with_the_log(make: Make) -> None:
+    requests = [request(key, random_tokens(30, 280, seed=key), 90) for key in (1, 2)]
+    engine = make(10, share_prefixes=False)
+    for r in requests:
+        engine.submit(r)
+    seen: dict[int, Outcome] = {}
+    while not engine._sequences[2].parked:
+        for e in engine.step():
+            seen.setdefault(e.key, []).append((e.token, e.logprob, e.top))
+    parked = engine._sequences[2].parked
+    for _ in range(2):
+        before = {key: len(rows) for key, rows in seen.items()}
+        empty_the_log(engine)
+        for key, s in engine._sequences.items():  # the step that began the segment
+            seen[key] += [(e.token, e.logprob, e.top) for e in s.emitted[before[key] : s.reported]]
+    run(engine, seen)
+    assert seen == alone(make, requests)
+    assert engine.stats()["positions_restored"] == parked
 
 
 # --- fairness
@@ -230,6 +280,29 @@ def test_shared_rows_are_the_bytes_that_would_have_been_computed(make: Make) -> 
     for key in (1, 2, 3):
         count = min(len(rows(engine, key)), len(rows(apart, key)))
         assert rows(engine, key)[:count] == rows(apart, key)[:count]
+
+
+def test_a_block_is_shared_only_behind_the_same_beginning(make: Make) -> None:
+    first, second = random_tokens(BLOCK, 280, seed=1), random_tokens(BLOCK, 280, seed=2)
+    requests = [request(1, [*first, *second, 5]), request(2, [*second, 5, 6]), request(3, [*second, *second, 5])]
+    engine = make()
+    seen: dict[int, Outcome] = {}
+    for r in requests:
+        engine.submit(r)
+        run(engine, seen)
+    assert seen == alone(make, requests)
+
+
+def test_a_prompt_of_whole_blocks_keeps_its_last_one_to_itself(make: Make) -> None:
+    prompt = random_tokens(6 * BLOCK, 280, seed=5)
+    requests = [request(1, prompt), request(2, prompt)]
+    engine = make()
+    seen: dict[int, Outcome] = {}
+    for r in requests:
+        engine.submit(r)
+        run(engine, seen)
+    assert seen == alone(make, requests)
+    assert engine.stats()["positions_shared"] == 5 * BLOCK
 
 
 def test_choices_of_one_request_share_its_prompt_though_they_start_together(make: Make) -> None:
@@ -323,11 +396,46 @@ def test_nothing_is_emitted_behind_a_stop_token_or_past_max_tokens(make: Make) -
             assert len(tokens) == 33 or tokens[-1] == stop
 
 
-def test_guessing_pauses_where_it_is_wrong(make: Make) -> None:
-    engine = make(speculate=6)
-    engine.submit(request(1, random_tokens(20, 280), 300, temperature=1.0, logit_bias=((20, 1.0),)))
-    run(engine)
-    assert engine.stats()["drafts"] - engine.stats()["drafts_accepted"] < 30
+def test_what_guesses_wrote_is_kept_when_the_log_is_emptied(make: Make) -> None:
+    owner = LogOwner.in_memory(8 << 20, segment_bytes=1 << 18)
+    engine = make(speculate=6, owner=owner)
+    engine.recover(owner.fence(), [])
+    engine.submit(echoing(1, 150))
+    while engine.stats()["drafts_accepted"] < 10:
+        engine.step()
+    empty_the_log(engine)
+    s = engine._sequences[1]
+    delivered = tuple(e.token for e in s.emitted)
+    other = make(speculate=6, owner=owner)
+    report = other.recover(owner.fence(), [JournalEntry(echoing(1, 150), delivered)])
+    assert (report.restored, report.tokens_restored) == (1, len(s.request.prompt) + len(delivered) - 1)
+    assert other._sequences[1].emitted == s.emitted
+
+
+def test_guessing_pauses_where_it_is_wrong() -> None:
+    drafts = Drafts(7)
+    drafts.extend([1, 2, 3, 4, 5, 6, 1, 2, 3])
+    assert drafts.propose(7) == (4, 5, 6)
+    tries = 0
+    for _ in range(300):
+        guesses = drafts.propose(7)
+        tries += bool(guesses)
+        drafts.judge(len(guesses), 0)
+        drafts.extend([1, 2, 3][drafts.known % 3 :][:1])
+    assert 3 <= tries <= 6
+
+
+def test_guessing_widens_while_it_is_right() -> None:
+    drafts = Drafts(7)
+    drafts.extend([*range(30), *range(4)])
+    widths = []
+    for _ in range(3):
+        guesses = drafts.propose(7)
+        widths.append(len(guesses))
+        drafts.judge(len(guesses), len(guesses))
+        drafts.extend(guesses)
+    assert widths == [3, 7, 7]
+    assert drafts.propose(2) == (21, 22)
 
 
 # --- all at once

@@ -240,3 +240,14 @@ def test_extreme_temperatures_are_greedy_or_uniform(temperature: float) -> None:
         assert set(drawn) == {int(np.argmax(logits))}
     else:
         assert len(set(drawn)) > 55
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0])
+def test_log_probabilities_are_exact_to_the_float_they_are_kept_in(spread: float) -> None:
+    """Differences, sums over chunks and the logarithm are of double precision."""
+    logits = (np.random.default_rng(2).standard_normal(49_152) * spread).astype(np.float32)
+    exact = reference.log_softmax(logits)
+    for seed in range(20):
+        result = _sample(logits, SamplingParams(seed=seed, temperature=2.0, top_logprobs=20), [], [], 0)
+        for token, logprob in [(result.token, result.logprob), *result.top]:
+            assert abs(logprob - exact[token]) < 2**-23 * max(4.0, abs(exact[token]))

@@ -94,7 +94,10 @@ def kv_geometry(config: ModelConfig, block_tokens: int, blocks: int) -> Geometry
 
 
 def sampler_params(params: SamplingParams, stop_tokens: Sequence[int] = ()) -> _native.SamplerParams:
-    """For the extension, which draws a token from them; `stop_tokens`: for `min_tokens`. Raises `ValueError` or `TypeError` for values out of range."""
+    """For the extension, which draws a token from them; `stop_tokens`: for `min_tokens`.
+
+    Raises `ValueError` or `TypeError` for values out of range.
+    """
     return _native.SamplerParams(
         temperature=params.temperature,
         top_p=params.top_p,

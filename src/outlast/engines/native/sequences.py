@@ -60,7 +60,7 @@ def decode_request(payload: bytes) -> EngineRequest:
         raise CorruptState("a request record can not be read", why=str(error)) from error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request in the engine."""
 
