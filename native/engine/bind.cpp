@@ -127,12 +127,18 @@ NB_MODULE(_native, m) {
     nb::class_<Config>(m, "Config")
         .def("__init__",
              [](Config *self, uint32_t layers, uint32_t hidden, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
-                uint32_t ffn, uint32_t vocab, uint32_t context, float epsilon, double rope_base) {
-                 new (self) Config{layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context, epsilon, rope_base};
+                uint32_t ffn, uint32_t vocab, uint32_t context, float epsilon, double rope_base, uint32_t window,
+                uint32_t rope_scaling, double rope_factor, double rope_original_context, double rope_beta_fast,
+                double rope_beta_slow) {
+                 new (self) Config{layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context, epsilon, rope_base,
+                                   window, {rope_scaling, rope_factor, rope_original_context, rope_beta_fast,
+                                            rope_beta_slow}};
              },
              nb::kw_only(), nb::arg("layers"), nb::arg("hidden"), nb::arg("heads"), nb::arg("kv_heads"),
              nb::arg("head_dim"), nb::arg("ffn"), nb::arg("vocab"), nb::arg("context"), nb::arg("epsilon"),
-             nb::arg("rope_base"))
+             nb::arg("rope_base"), nb::arg("window") = 0, nb::arg("rope_scaling") = uint32_t{RopeScaling::none},
+             nb::arg("rope_factor") = 1.0, nb::arg("rope_original_context") = 0.0, nb::arg("rope_beta_fast") = 32.0,
+             nb::arg("rope_beta_slow") = 1.0)
         .def_ro("layers", &Config::layers)
         .def_ro("hidden", &Config::hidden)
         .def_ro("heads", &Config::heads)
@@ -272,11 +278,13 @@ NB_MODULE(_native, m) {
         return std::vector<uint32_t>(r.begin(), r.end());
     }, nb::arg("counter"), nb::arg("key"));
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("stream"), nb::arg("position"));
-    m.def("rope_angles", [](double base, uint32_t head_dim, uint32_t position) {
-        std::vector<float> out(head_dim);
-        rope_angles(rope_rates(base, head_dim, nullptr), position, out.data());
+    m.def("rope_angles", [](const Config &c, uint32_t position, const std::vector<float> &factors) {
+        if (!factors.empty() && factors.size() != c.head_dim / 2) throw std::invalid_argument("one factor per pair");
+        std::vector<float> out(c.head_dim);
+        rope_angles(make_rope(c.rope_base, c.head_dim, c.scaling, factors.empty() ? nullptr : factors.data()), position,
+                    out.data());
         return out;
-    }, nb::arg("base"), nb::arg("head_dim"), nb::arg("position"));
+    }, nb::arg("config"), nb::arg("position"), nb::arg("factors") = std::vector<float>());
     m.def("sample", [](nb::bytes logits, const SamplerParams &params, const std::vector<std::pair<uint32_t, uint32_t>> &counts,
                        uint32_t position, uint32_t generated) {
         const uint32_t vocab = uint32_t(logits.size() / sizeof(float));

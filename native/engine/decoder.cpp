@@ -29,7 +29,14 @@ void check_config(const Config &c) {
     if (c.head_dim % 16) refuse("head dimension " + std::to_string(c.head_dim) + " is not a multiple of 16");
     if (c.hidden % kBlock || c.ffn % kBlock || size_t{c.heads} * c.head_dim % kBlock)
         refuse("hidden size, feed-forward size and heads * head dimension must be multiples of 32");
-    if (!(c.epsilon > 0) || !(c.rope_base > 1)) refuse("norm epsilon or rotary base out of range");
+    const auto within = [](double x, double low, double high) { return x >= low && x <= high; };
+    if (!(c.epsilon > 0) || !within(c.epsilon, 0, 1) || !within(c.rope_base, 1.001, 1e12) || c.context > 1u << 24)
+        refuse("norm epsilon, rotary base or context out of range");
+    const RopeScaling &s = c.scaling;
+    if (s.kind > RopeScaling::yarn || !within(s.factor, 1, 1e6)) refuse("rotary scaling out of range");
+    if (s.kind == RopeScaling::yarn && (!within(s.original_context, 1, 1u << 24) || !within(s.beta_fast, 1e-3, 1e6) ||
+                                        !within(s.beta_slow, 1e-3, 1e6)))
+        refuse("parameters of yarn out of range");
 }
 
 class Binder {
@@ -100,6 +107,12 @@ Decoder::Decoder(const Config &config, const std::vector<TensorPlace> &tensors, 
         l.ffn_norm = from.vector(p + "ffn_norm.weight", c.hidden);
         l.q = from.matrix(p + "attn_q.weight", q_rows, c.hidden);
         l.k = from.matrix(p + "attn_k.weight", kv_rows, c.hidden);
+        const auto bias = [&](const char *name, uint32_t rows) {
+            return from.has(p + name) ? from.vector(p + name, rows) : nullptr;
+        };
+        l.q_bias = bias("attn_q.bias", q_rows);
+        l.k_bias = bias("attn_k.bias", kv_rows);
+        l.v_bias = bias("attn_v.bias", kv_rows);
         l.v = from.matrix(p + "attn_v.weight", kv_rows, c.hidden);
         l.o = from.matrix(p + "attn_output.weight", c.hidden, q_rows);
         l.gate = from.matrix(p + "ffn_gate.weight", c.ffn, c.hidden);
@@ -107,8 +120,8 @@ Decoder::Decoder(const Config &config, const std::vector<TensorPlace> &tensors, 
         l.down = from.matrix(p + "ffn_down.weight", c.hidden, c.ffn);
         model_.layers.push_back(l);
     }
-    model_.rope = rope_rates(c.rope_base, c.head_dim,
-                             from.has("rope_freqs.weight") ? from.vector("rope_freqs.weight", c.head_dim / 2) : nullptr);
+    model_.rope = make_rope(c.rope_base, c.head_dim, c.scaling,
+                            from.has("rope_freqs.weight") ? from.vector("rope_freqs.weight", c.head_dim / 2) : nullptr);
 
     const ol_kv_geometry wanted = kv_geometry(c, std::max(1u, geometry.block_tokens), std::max(1u, geometry.blocks));
     if (geometry.block_tokens == 0 || geometry.blocks == 0 || geometry.pieces != wanted.pieces ||
@@ -266,8 +279,10 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
         e.verified = e.finite = true;
         saved += item.recheck;
         for (uint32_t p = q.computed - item.recheck; p < end + drafts; ++p) {
-            s.tokens.push_back({p < end ? q.tokens[p] : item.drafts[p - end], p, uint32_t(s.entries.size()), 0, 0});
-            s.attend_cost += p + 1;
+            const uint32_t first = c.window != 0 && p >= c.window ? p + 1 - c.window : 0;
+            const uint32_t id = p < end ? q.tokens[p] : item.drafts[p - end];
+            s.tokens.push_back({id, p, uint32_t(s.entries.size()), first, 0, 0});
+            s.attend_cost += p + 1 - first;
         }
         if (item.positions > 0 && end == q.tokens.size()) {
             e.sample = int32_t(s.sampling.size());
@@ -279,7 +294,7 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
     s.split_segments = n < kSplitTokens;
     uint32_t partials = 0;
     for (Token &t : s.tokens) {
-        t.segments = s.split_segments ? t.position / kSegment + 1 : 1;
+        t.segments = s.split_segments ? t.position / kSegment - t.first / kSegment + 1 : 1;
         t.partial = partials;
         partials += t.segments;
     }

@@ -93,14 +93,26 @@ struct Matrix {
     size_t group_stride = 0;            // bytes between groups
 };
 
+/* How the rotary angles were stretched for a context longer than the first training's; see rope.h. */
+struct RopeScaling {
+    enum Kind : uint32_t { none, linear, yarn };
+    uint32_t kind = none;
+    double factor = 1;                  // >= 1
+    double original_context = 0;        // yarn: positions of the first training
+    double beta_fast = 32, beta_slow = 1;
+};
+
 struct Config {
     uint32_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
     float epsilon;
     double rope_base;
+    uint32_t window = 0;                // a position sees this many positions, itself included; 0: all before it
+    RopeScaling scaling = {};
 };
 
 struct Layer {
     const float *attn_norm, *ffn_norm;  // [hidden]
+    const float *q_bias, *k_bias, *v_bias;   // [rows of q, k, v], or null
     Matrix q, k, v, o, gate, up, down;
 };
 

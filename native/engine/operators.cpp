@@ -1,4 +1,5 @@
 // The operators of a step (step.h). Task arguments: arg[0] = address of the Step, arg[1] = layer.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -106,16 +107,19 @@ int32_t qkv(const ol_task *task, ol_env *) {
     const Activations x = normed(s, s.parts[task->part], nullptr, n, l.attn_norm);
     const uint32_t q_groups = groups_of(l.q.rows), kv_groups = groups_of(l.k.rows);
     const Share range = share(q_groups + 2 * kv_groups, task);
-    const auto multiply = [&](const Matrix &m, Share part, float *y) {
-        if (part.first < part.last)
-            s.kernels->matmul(s.compute, m, part.first, part.last, x, n, y, s.qkv_width, false);
+    const auto multiply = [&](const Matrix &m, Share part, float *y, const float *bias) {
+        if (part.first >= part.last) return;
+        const size_t at = size_t{part.first} * kGroup, count = (part.last - part.first) * size_t{kGroup};
+        if (bias != nullptr)
+            for (uint32_t t = 0; t < n; ++t) std::memcpy(y + t * s.qkv_width + at, bias + at, count * sizeof(float));
+        s.kernels->matmul(s.compute, m, part.first, part.last, x, n, y, s.qkv_width, bias != nullptr);
     };
     const Share q = cut(range, 0, q_groups), k = cut(range, q_groups, kv_groups),
                 v = cut(range, q_groups + kv_groups, kv_groups);
     float *q_rows = s.qkv.data(), *k_rows = q_rows + s.q_rows, *v_rows = k_rows + s.kv_rows;
-    multiply(l.q, q, q_rows);
-    multiply(l.k, k, k_rows);
-    multiply(l.v, v, v_rows);
+    multiply(l.q, q, q_rows, l.q_bias);
+    multiply(l.k, k, k_rows, l.k_bias);
+    multiply(l.v, v, v_rows, l.v_bias);
     for (uint32_t t = 0; t < n; ++t) {
         const Token &token = s.tokens[t];
         const Sequence &sequence = *s.entries[token.entry].sequence;
@@ -147,10 +151,10 @@ int32_t attend(const ol_task *task, ol_env *) {
     for (uint32_t h = 0; h < c.kv_heads; ++h) {
         for (uint32_t t = 0; t < s.tokens.size(); ++t) {
             const Token &token = s.tokens[t];
-            const uint32_t visible = token.position + 1;
+            const uint32_t end = token.position + 1, first_segment = token.first / kSegment;
             if (cost >= to) return OL_OK;
-            if (cost + visible <= from) {
-                cost += visible;
+            if (cost + (end - token.first) <= from) {
+                cost += end - token.first;
                 continue;
             }
             const Sequence &sequence = *s.entries[token.entry].sequence;
@@ -168,30 +172,33 @@ int32_t attend(const ol_task *task, ol_env *) {
             a.scale = 1.0f / __builtin_sqrtf(float(c.head_dim));
             a.out_stride = size;
             const auto place = [&](uint32_t segment) {
-                return s.partials.data() + (size_t{token.partial + segment} * c.heads + size_t{h} * per_kv) * size;
+                return s.partials.data() + (size_t{token.partial + segment - first_segment} * c.heads + size_t{h} * per_kv) * size;
+            };
+            // Segments lie on a fixed grid of positions; a window cuts the first one short.
+            const auto take = [&](uint32_t segment) {
+                a.first = std::max(segment * kSegment, token.first);
+                a.count = std::min((segment + 1) * kSegment, end) - a.first;
             };
             if (s.split_segments) {
-                for (uint32_t first = 0; first < visible; first += kSegment) {
-                    a.first = first;
-                    a.count = visible - first < kSegment ? visible - first : kSegment;
+                for (uint32_t segment = first_segment; segment * kSegment < end; ++segment) {
+                    take(segment);
                     const bool here = cost >= from && cost < to;
                     cost += a.count;
                     if (!here) continue;
-                    a.out = place(first / kSegment);
+                    a.out = place(segment);
                     s.kernels->attend(a);
                 }
                 continue;
             }
             const bool here = cost >= from;
-            cost += visible;
+            cost += end - token.first;
             if (!here) continue;
-            float *state = place(0), *next = s.parts[task->part].partial.data();
-            for (uint32_t first = 0; first < visible; first += kSegment) {
-                a.first = first;
-                a.count = visible - first < kSegment ? visible - first : kSegment;
-                a.out = first == 0 ? state : next;
+            float *state = place(first_segment), *next = s.parts[task->part].partial.data();
+            for (uint32_t segment = first_segment; segment * kSegment < end; ++segment) {
+                take(segment);
+                a.out = segment == first_segment ? state : next;
                 s.kernels->attend(a);
-                if (first > 0)
+                if (segment > first_segment)
                     for (uint32_t i = 0; i < per_kv; ++i) s.kernels->merge(state + i * size, next + i * size, c.head_dim);
             }
         }

@@ -1,6 +1,9 @@
 #include "rope.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 namespace outlast::engine {
 
@@ -61,22 +64,40 @@ void exact_sin_cos(double x, double *sine, double *cosine) {
     }
 }
 
-std::vector<double> rope_rates(double base, uint32_t head_dim, const float *factors) {
-    std::vector<double> rates(head_dim / 2);
+Rope make_rope(double base, uint32_t head_dim, const RopeScaling &scaling, const float *factors) {
+    Rope rope;
+    rope.rates.resize(head_dim / 2);
     const double log_base = exact_log(base);
-    for (uint32_t i = 0; i < rates.size(); ++i) {
-        rates[i] = exact_exp(-2.0 * i / head_dim * log_base);
-        if (factors != nullptr) rates[i] /= factors[i];
+    // Index, with fractions, of the pair that turns so many times within the original context.
+    const auto pair_of = [&](double turns) {
+        return head_dim * exact_log(scaling.original_context / (turns * 6.283185307179586)) / (2 * log_base);
+    };
+    double low = 0, span = 1;
+    if (scaling.kind == RopeScaling::yarn) {
+        low = std::max(0.0, std::floor(pair_of(scaling.beta_fast)));
+        span = std::max(0.001, std::min(head_dim - 1.0, std::ceil(pair_of(scaling.beta_slow))) - low);
+        rope.length = 1 + 0.1 * exact_log(scaling.factor);
     }
-    return rates;
+    for (uint32_t i = 0; i < rope.rates.size(); ++i) {
+        double rate = exact_exp(-2.0 * i / head_dim * log_base);
+        if (factors != nullptr) rate /= factors[i];
+        if (scaling.kind == RopeScaling::linear) rate /= scaling.factor;
+        if (scaling.kind == RopeScaling::yarn) {
+            const double slow = std::clamp((i - low) / span, 0.0, 1.0);
+            rate = rate / scaling.factor * slow + rate * (1 - slow);
+        }
+        if (!(rate > 0) || !(rate <= kMaxRopeRate)) throw std::invalid_argument("a rotary frequency is out of range");
+        rope.rates[i] = rate;
+    }
+    return rope;
 }
 
-void rope_angles(const std::vector<double> &rates, uint32_t position, float *out) {
-    for (size_t i = 0; i < rates.size(); ++i) {
+void rope_angles(const Rope &rope, uint32_t position, float *out) {
+    for (size_t i = 0; i < rope.rates.size(); ++i) {
         double s, c;
-        exact_sin_cos(position * rates[i], &s, &c);
-        out[2 * i] = float(c);
-        out[2 * i + 1] = float(s);
+        exact_sin_cos(position * rope.rates[i], &s, &c);
+        out[2 * i] = float(rope.length * c);
+        out[2 * i + 1] = float(rope.length * s);
     }
 }
 

@@ -22,6 +22,7 @@
 
 #include "kernels.h"
 #include "outlast/region.h"
+#include "rope.h"
 #include "sampler.h"
 
 namespace outlast::engine {
@@ -31,7 +32,7 @@ struct Model {
     Matrix embedding, head;
     const float *output_norm;
     std::vector<Layer> layers;
-    std::vector<double> rope;           // [head_dim / 2]
+    Rope rope;
 };
 
 struct Sequence {
@@ -63,6 +64,7 @@ struct Entry {
 
 struct Token {
     uint32_t id, position, entry;
+    uint32_t first;                     // first position it sees
     uint32_t partial;                   // first attention partial, in units of heads * (kPartialHeader + head_dim)
     uint32_t segments;                  // partials of this token: one per segment, or one in all (merged)
 };

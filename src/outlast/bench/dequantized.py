@@ -30,7 +30,7 @@ def dequantized_model(path: Path) -> Any:
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-    from outlast.engines.native.weights import model_config
+    from outlast.engines.native.architecture import model_config
 
     with Gguf(path) as gguf:
         c = model_config(gguf)

@@ -97,13 +97,14 @@ def _changed(path: Path, source: Path, metadata: dict[str, object], rename: dict
 @pytest.mark.parametrize(
     ("metadata", "rename", "what"),
     [
-        ({"general.architecture": "qwen2"}, {}, "qwen2"),
-        ({"llama.rope.scaling.type": "yarn"}, {}, "yarn"),
-        ({"llama.attention.head_count": [4, 4]}, {}, "head_count"),
+        ({"general.architecture": "gemma2"}, {}, "gemma2"),
+        ({"llama.rope.scaling.type": "longrope"}, {}, "longrope"),
+        ({"llama.attention.head_count": [4, 2]}, {}, "head_count"),
         ({"llama.rope.dimension_count": 8}, {}, "dimension_count"),
         ({"llama.block_count": 3}, {}, "blk.2"),
         ({"llama.embedding_length": 32}, {}, "shape"),
         ({}, {"blk.0.attn_q.weight": "blk.0.attn_q.bias"}, "attn_q.bias"),
+        ({}, {"blk.0.attn_norm.weight": "blk.0.attn_output.bias"}, "attn_output.bias"),
         ({}, {"output_norm.weight": "blk.1.ffn_norm.weight2"}, "ffn_norm.weight2"),
     ],
 )

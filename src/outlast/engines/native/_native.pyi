@@ -20,6 +20,12 @@ class Config:
         context: int,
         epsilon: float,
         rope_base: float,
+        window: int = 0,
+        rope_scaling: int = 0,
+        rope_factor: float = 1.0,
+        rope_original_context: float = 0.0,
+        rope_beta_fast: float = 32.0,
+        rope_beta_slow: float = 1.0,
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -169,8 +175,8 @@ def multiply(
 def address(buffer: Buffer) -> int: ...
 def philox(counter: list[int], key: list[int]) -> list[int]: ...
 def uniform(seed: int, stream: int, position: int) -> float: ...
-def rope_angles(base: float, head_dim: int, position: int) -> list[float]:
-    """cos, sin of each pair."""
+def rope_angles(config: Config, position: int, factors: list[float] = ...) -> list[float]:
+    """cos, sin of each pair. `factors`: of the tensor rope_freqs."""
 
 def sample(
     logits: bytes, params: SamplerParams, counts: list[tuple[int, int]], position: int, generated: int = 0

@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias, get_args
 
 from outlast.core.errors import OperatorFailed, UsageError
 from outlast.engines.native import _native
-from outlast.engines.native.weights import ModelConfig, Weights
+from outlast.engines.native.architecture import ModelConfig
+from outlast.engines.native.weights import Weights
 from outlast.engines.protocol import SamplingParams
 
 Geometry: TypeAlias = _native.KvGeometry

@@ -11,6 +11,7 @@ from outlast.core.log import Manifest
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
+from outlast.engines.native.architecture import ModelConfig
 from outlast.engines.native.gguf import Gguf
 
 #: Tokens of a KV block. A block is sealed with a digest when it is full; the last, open one is what a takeover checks
@@ -18,7 +19,7 @@ from outlast.engines.native.gguf import Gguf
 BLOCK_TOKENS = 64
 
 
-def pool_geometry(config: weight_store.ModelConfig, kv_tokens: int, block_tokens: int = BLOCK_TOKENS) -> KVGeometry:
+def pool_geometry(config: ModelConfig, kv_tokens: int, block_tokens: int = BLOCK_TOKENS) -> KVGeometry:
     """Shape of a KV pool that holds `kv_tokens` tokens."""
     native = decoders.kv_geometry(config, block_tokens, max(1, -(-kv_tokens // block_tokens)))
     return KVGeometry(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from outlast.engines.native.architecture import ModelConfig, model_config
 from outlast.engines.native.gguf import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q8_0, SUPPORTED_TYPES, Gguf
-from outlast.engines.native.weights import ModelConfig, model_config
 from outlast.engines.protocol import SamplingParams
 
 Array = npt.NDArray[Any]
@@ -131,24 +131,49 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     return np.asarray(x * scale * weight.astype(x.dtype))
 
 
-def rope(x: Array, positions: Array, base: float) -> Array:
-    """Rotates interleaved pairs of x [tokens, heads, head_dim] by position * base^(-2 i / head_dim)."""
+def rope_rates(c: ModelConfig, factors: Array | None) -> tuple[Array, float]:
+    """(radians per position of each pair, length of a rotated pair), see rope.h. `factors`: the tensor rope_freqs."""
+    d = c.head_dim
+    rates = c.rope_base ** (-np.arange(d // 2) * 2.0 / d)
+    if factors is not None:
+        rates = rates / factors
+    if c.rope_scaling == "linear":
+        return rates / c.rope_factor, 1.0
+    if c.rope_scaling == "none":
+        return rates, 1.0
+
+    def pair_of(turns: float) -> float:
+        return float(d * np.log(c.rope_original_context / (turns * 2 * np.pi)) / (2 * np.log(c.rope_base)))
+
+    low = max(0.0, np.floor(pair_of(c.rope_beta_fast)))
+    high = min(d - 1.0, np.ceil(pair_of(c.rope_beta_slow)))
+    slow = np.clip((np.arange(d // 2) - low) / max(high - low, 1e-3), 0, 1)
+    return rates / c.rope_factor * slow + rates * (1 - slow), float(1 + 0.1 * np.log(c.rope_factor))
+
+
+def rope(x: Array, positions: Array, rates: Array, length: float = 1.0, rotary: str = "pairs") -> Array:
+    """Rotates the pairs of x [tokens, heads, head_dim] by position * rates[i]; "pairs" are interleaved."""
     half = x.shape[-1] // 2
-    angles = positions[:, None].astype(np.float64) * base ** (-np.arange(half) * 2.0 / x.shape[-1])
-    cos, sin = np.cos(angles)[:, None].astype(x.dtype), np.sin(angles)[:, None].astype(x.dtype)
+    angles = positions[:, None].astype(np.float64) * rates
+    cos, sin = (length * np.cos(angles))[:, None].astype(x.dtype), (length * np.sin(angles))[:, None].astype(x.dtype)
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if rotary == "pairs" else (slice(0, half), slice(half, None))
     out = np.empty_like(x)
-    out[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
-    out[..., 1::2] = x[..., 0::2] * sin + x[..., 1::2] * cos
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., first] * sin + x[..., second] * cos
     return out
 
 
-def attention(q: Array, k: Array, v: Array) -> Array:
-    """Causal attention of q [n, heads, d] over k, v [n, kv_heads, d]; each KV head serves heads / kv_heads in a row."""
+def attention(q: Array, k: Array, v: Array, window: int = 0) -> Array:
+    """Causal attention of q [n, heads, d] over k, v [n, kv_heads, d]; each KV head serves heads / kv_heads in a row.
+
+    `window`: positions that a position sees, itself included; 0 = all before it.
+    """
     n, heads, d = q.shape
     share = heads // k.shape[1]
     k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) / q.dtype.type(np.sqrt(d))
-    scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+    seen = np.tril(np.ones((n, n), bool)) & ~np.tril(np.ones((n, n), bool), -window if window else -n)
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return np.asarray(np.einsum("hqk,khd->qhd", weights, v).reshape(n, heads * d))
@@ -164,7 +189,7 @@ class Forward:
     """Result of a forward pass over all positions."""
 
     logits: Array  #: [tokens, vocab]
-    k: Array  #: [layers, tokens, kv_heads * head_dim], after the rotation
+    k: Array  #: [layers, tokens, kv_heads * head_dim], after the rotation, interleaved pairs side by side
     v: Array  #: [layers, tokens, kv_heads * head_dim]
 
 
@@ -182,19 +207,28 @@ class ReferenceModel:
         def weight(name: str) -> Array:
             return self.tensors[name].astype(dtype)
 
+        def project(h: Array, name: str, heads: int) -> Array:
+            y = h @ weight(f"{name}.weight").T
+            if f"{name}.bias" in self.tensors:
+                y = y + weight(f"{name}.bias")
+            return np.asarray(y.reshape(n, heads, c.head_dim))
+
         positions, n = np.arange(len(tokens)), len(tokens)
+        rates, length = rope_rates(c, self.tensors.get("rope_freqs.weight"))
         x = weight("token_embd.weight")[tokens]
         keys, values = [], []
         for i in range(c.layers):
             p = f"blk.{i}."
             h = rms_norm(x, weight(p + "attn_norm.weight"), c.epsilon)
-            q = rope((h @ weight(p + "attn_q.weight").T).reshape(n, c.heads, c.head_dim), positions, c.rope_base)
-            k = rope((h @ weight(p + "attn_k.weight").T).reshape(n, c.kv_heads, c.head_dim), positions, c.rope_base)
-            v = (h @ weight(p + "attn_v.weight").T).reshape(n, c.kv_heads, c.head_dim)
-            x = x + attention(q, k, v) @ weight(p + "attn_output.weight").T
+            q = rope(project(h, p + "attn_q", c.heads), positions, rates, length, c.rotary)
+            k = rope(project(h, p + "attn_k", c.kv_heads), positions, rates, length, c.rotary)
+            v = project(h, p + "attn_v", c.kv_heads)
+            x = x + attention(q, k, v, c.window) @ weight(p + "attn_output.weight").T
             h = rms_norm(x, weight(p + "ffn_norm.weight"), c.epsilon)
             gated = silu(h @ weight(p + "ffn_gate.weight").T) * (h @ weight(p + "ffn_up.weight").T)
             x = x + gated @ weight(p + "ffn_down.weight").T
+            if c.rotary == "halves":
+                k = k.reshape(n, c.kv_heads, 2, -1).swapaxes(2, 3)
             keys.append(k.reshape(n, -1))
             values.append(v.reshape(n, -1))
         head = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"

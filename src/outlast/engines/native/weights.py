@@ -27,7 +27,16 @@ from typing import TypeAlias
 
 from outlast.core.errors import CorruptState, UsageError
 from outlast.engines.native import _native
-from outlast.engines.native.gguf import BLOCK, F32, Array, Gguf, Tensor, UnsupportedModel
+from outlast.engines.native.architecture import (
+    ModelConfig,
+    check_rope_freqs,
+    may_lack,
+    model_config,
+    pairs_from_halves,
+    tensor_shapes,
+    turning_heads,
+)
+from outlast.engines.native.gguf import BLOCK, F32, Gguf, Tensor, UnsupportedModel
 
 Buffer: TypeAlias = bytearray | memoryview | mmap.mmap
 
@@ -43,26 +52,6 @@ _MAX_DESCRIPTION = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape of a Llama-family model."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    context: int  #: positions the model was trained for
-    epsilon: float
-    rope_base: float
-
-    def native(self) -> _native.Config:
-        """For the extension."""
-        return _native.Config(**asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
 class Placed:
     """A tensor in the buffer. `rows` 0 = a vector of `columns` floats."""
 
@@ -71,74 +60,6 @@ class Placed:
     rows: int
     columns: int
     offset: int
-
-
-def model_config(gguf: Gguf) -> ModelConfig:
-    """Reads the configuration. Raises `UnsupportedModel` by name for an architecture or a variant that is not run."""
-    architecture = gguf.text("general.architecture")
-    if architecture != "llama":
-        raise UnsupportedModel(f"{gguf.path} is a model of architecture {architecture!r}", why="this engine runs llama")
-    for key, neutral in (("llama.rope.scaling.type", "none"), ("llama.expert_count", 0)):
-        if gguf.metadata.get(key, neutral) != neutral:
-            raise UnsupportedModel(f"{gguf.path} has {key} = {gguf.metadata[key]}", why="that is not implemented")
-    for key in ("llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"):
-        if isinstance(gguf.metadata.get(key), Array):
-            raise UnsupportedModel(f"{gguf.path} has another {key} in each layer", why="this engine needs one for all")
-    hidden, heads = gguf.integer("llama.embedding_length"), gguf.integer("llama.attention.head_count")
-    if hidden <= 0 or heads <= 0:
-        raise UnsupportedModel(f"{gguf.path} has {heads} heads and hidden size {hidden}")
-    head_dim = gguf.integer("llama.attention.key_length", hidden // heads)
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if gguf.integer(key, head_dim) != head_dim:
-            raise UnsupportedModel(f"{gguf.path}: {key} differs from the head dimension {head_dim}")
-    embedding = gguf.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise UnsupportedModel(f"{gguf.path} has no tensor token_embd.weight")
-    config = ModelConfig(
-        layers=gguf.integer("llama.block_count"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=gguf.integer("llama.attention.head_count_kv", heads),
-        head_dim=head_dim,
-        ffn=gguf.integer("llama.feed_forward_length"),
-        vocab=embedding.shape[1],
-        context=gguf.integer("llama.context_length"),
-        epsilon=gguf.number("llama.attention.layer_norm_rms_epsilon"),
-        rope_base=gguf.number("llama.rope.freq_base", 10000.0),
-    )
-    for name in ("layers", "kv_heads", "head_dim", "ffn", "vocab", "context"):
-        if not 1 <= getattr(config, name) <= 1 << 24:
-            raise UnsupportedModel(f"{gguf.path}: {name} is {getattr(config, name)}")
-    if config.layers > len(gguf.tensors):
-        raise UnsupportedModel(f"{gguf.path}: {config.layers} layers, but only {len(gguf.tensors)} tensors")
-    return config
-
-
-def _expected(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Name -> (rows, columns) of every tensor of the architecture; rows 0 = vector."""
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes = {
-        "token_embd.weight": (config.vocab, config.hidden),
-        "output_norm.weight": (0, config.hidden),
-        "output.weight": (config.vocab, config.hidden),
-        "rope_freqs.weight": (0, config.head_dim // 2),
-    }
-    for layer in range(config.layers):
-        shapes |= {
-            f"blk.{layer}.attn_norm.weight": (0, config.hidden),
-            f"blk.{layer}.attn_q.weight": (q, config.hidden),
-            f"blk.{layer}.attn_k.weight": (kv, config.hidden),
-            f"blk.{layer}.attn_v.weight": (kv, config.hidden),
-            f"blk.{layer}.attn_output.weight": (config.hidden, q),
-            f"blk.{layer}.ffn_norm.weight": (0, config.hidden),
-            f"blk.{layer}.ffn_gate.weight": (config.ffn, config.hidden),
-            f"blk.{layer}.ffn_up.weight": (config.ffn, config.hidden),
-            f"blk.{layer}.ffn_down.weight": (config.hidden, config.ffn),
-        }
-    return shapes
-
-
-_OPTIONAL = {"output.weight", "rope_freqs.weight"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +75,16 @@ class Plan:
 def plan(gguf: Gguf) -> Plan:
     """Checks the model's tensors and lays them out. Raises `UnsupportedModel`, naming the tensor and its type."""
     config = model_config(gguf)
-    expected = _expected(config)
+    expected = tensor_shapes(config)
     for name, tensor in gguf.tensors.items():
         if name not in expected:
             raise UnsupportedModel(
-                f"{gguf.path} has a tensor {name}", why="this engine does not know what to do with it"
+                f"{gguf.path} has a tensor {name}",
+                why=f"the architecture {gguf.text('general.architecture')} as this engine runs it has none",
             )
         _check_shape(gguf, tensor, *expected[name])
-    missing = [name for name in expected if name not in gguf.tensors and name not in _OPTIONAL]
+    check_rope_freqs(gguf)
+    missing = [name for name in expected if name not in gguf.tensors and not may_lack(gguf, name)]
     if missing:
         raise UnsupportedModel(f"{gguf.path} lacks the tensor {missing[0]}", why=f"{len(missing)} tensors are missing")
 
@@ -239,13 +162,15 @@ def repack(gguf: Gguf, plan: Plan, buffer: Buffer) -> Weights:
 def _write(gguf: Gguf, plan: Plan, view: memoryview) -> None:
     """Every tensor to its place."""
     for placed in plan.tensors:
-        source = gguf.tensors[placed.name]
+        tensor = gguf.tensors[placed.name]
+        data: memoryview = gguf.data[tensor.offset : tensor.offset + tensor.nbytes]
+        heads = turning_heads(placed.name, plan.config)
+        if heads:
+            data = memoryview(pairs_from_halves(data, heads, plan.config.head_dim))
         if placed.rows == 0:
-            view[placed.offset : placed.offset + source.nbytes] = gguf.data[
-                source.offset : source.offset + source.nbytes
-            ]
+            view[placed.offset : placed.offset + tensor.nbytes] = data
         else:
-            _native.repack(gguf.data, source.offset, placed.type, placed.rows, placed.columns, view, placed.offset)
+            _native.repack(data, 0, placed.type, placed.rows, placed.columns, view, placed.offset)
 
 
 @dataclass(frozen=True, slots=True)
