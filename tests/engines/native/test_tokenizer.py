@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, A
         _tokenizer(tmp_path, **changes)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
 def test_other_pre_tokenizers_round_trip(tmp_path: Path, pre: str) -> None:
     other = _tokenizer(tmp_path, ggml__pre=pre)
     text = "It's 12345 o'clock,\n\n  and   the sky's ünder   "
@@ -150,3 +151,50 @@ def test_other_pre_tokenizers_round_trip(tmp_path: Path, pre: str) -> None:
 
 def test_digits_stand_alone_for_smollm(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("x12")] == [b"x", b"1", b"2"]
+
+
+_PROSE = (
+    "It's 1234 o'clock, we'll see 56 \n\n  and   don't  (yet) know: x12=345; naïve café 中文字 ½ I'VE\r\n\t-> 'end'  "
+)
+
+
+def _trained() -> tuple[dict[str, int], list[str]]:
+    """A vocabulary whose merges run across words, blanks and digits, so that each wrong cut gives other tokens."""
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import models, pre_tokenizers, trainers
+
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    pairs = [_PROSE[i : i + n] for n in (2, 3, 4, 9) for i in range(len(_PROSE))]
+    bpe.train_from_iterator(
+        pairs, trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False, min_frequency=1)
+    )
+    merges = json.loads(bpe.to_str())["model"]["merges"]
+    return bpe.get_vocab(), [" ".join(merge) for merge in merges]
+
+
+@pytest.mark.torch
+def test_qwen2_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import Qwen2TokenizerFast
+
+    vocabulary, merges = _trained()
+    names = [*sorted(vocabulary, key=vocabulary.__getitem__), "<|endoftext|>"]
+    ours = _tokenizer(
+        tmp_path, ggml__pre="qwen2", ggml__tokens=names, ggml__merges=merges,
+        ggml__token_type=[1] * (len(names) - 1) + [3],
+    )  # fmt: skip
+    theirs = Qwen2TokenizerFast(
+        vocab={name: i for i, name in enumerate(names)}, merges=[tuple(merge.split(" ")) for merge in merges]
+    )
+
+    @given(
+        text=st.lists(st.sampled_from([*_PROSE, "e\u0301", "\u00a0", "Å", "٣", "🎉"]) | st.characters()).map("".join)
+    )
+    def same(text: str) -> None:
+        if not any("\ud800" <= c <= "\udfff" for c in text):
+            assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+    same()
+    assert ours.encode(_PROSE) == theirs.encode(_PROSE, add_special_tokens=False)
+    assert ours.encode("e\u0301") == ours.encode("é")  # one form of composed characters

@@ -11,13 +11,14 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Bpe
 
 from outlast.core.errors import UsageError
@@ -28,9 +29,9 @@ _MAX_CHAT = 4 << 20  #: characters of a rendered conversation
 #: names of control tokens that end an answer, beside the file's own end-of-sequence and end-of-turn ids
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
 
-# Words, numbers of up to three digits, punctuation, line ends, runs of blanks: how the Llama 3 family splits text.
-_LLAMA_BPE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+# Words, numbers, punctuation, line ends, runs of blanks. Llama 3 takes up to three digits at once, Qwen 2 one.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -43,18 +44,36 @@ def _digits_first() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
 
 
-def _llama() -> Any:
-    split = pre_tokenizers.Split(Regex(_LLAMA_BPE), "isolated")
+def _words(digits: str) -> Any:
+    split = pre_tokenizers.Split(Regex(_WORDS % digits), "isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-#: tokenizer.ggml.pre -> (pre-tokenizer, whether a word that is a token itself is taken before any merge)
-_PRE_TOKENIZERS = {
-    "smollm": (_digits_first, False),
-    "gpt-2": (_byte_level, False),
-    "gpt2": (_byte_level, False),
-    "llama-bpe": (_llama, True),
-    "llama3": (_llama, True),
+def _llama() -> Any:
+    return _words("{1,3}")
+
+
+def _qwen2() -> Any:
+    return _words("")
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """How text is cut into the words within which merges happen."""
+
+    make: Callable[[], Any]
+    whole_words: bool = False  #: a word that is a token itself is taken before any merge
+    normalized: bool = False  #: text is brought into Unicode's form NFC first
+
+
+#: tokenizer.ggml.pre -> what it means
+_SPLITTINGS = {
+    "smollm": _Splitting(_digits_first),
+    "gpt-2": _Splitting(_byte_level),
+    "gpt2": _Splitting(_byte_level),
+    "llama-bpe": _Splitting(_llama, whole_words=True),
+    "llama3": _Splitting(_llama, whole_words=True),
+    "qwen2": _Splitting(_qwen2, normalized=True),
 }
 
 
@@ -187,8 +206,8 @@ class Tokenizer(TextTokenizer):
         if model != "gpt2":
             raise UnsupportedModel(f"{gguf.path} has a {model!r} tokenizer", why="only byte-level BPE (gpt2) is known")
         pre = gguf.text("tokenizer.ggml.pre", "gpt-2")
-        if pre not in _PRE_TOKENIZERS:
-            known = ", ".join(_PRE_TOKENIZERS)
+        if pre not in _SPLITTINGS:
+            known = ", ".join(_SPLITTINGS)
             raise UnsupportedModel(f"{gguf.path} has the pre-tokenizer {pre!r}", why=f"known are {known}")
         names = gguf.strings("tokenizer.ggml.tokens")
         kinds = gguf.integers("tokenizer.ggml.token_type")
@@ -232,9 +251,11 @@ def _build(gguf: Gguf, names: list[str], special: Mapping[int, str], pre: str) -
         if not blank or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ModelFileError(f"{gguf.path}: the merge {merge!r} does not fit the vocabulary")
         merges.append((left, right))
-    make, ignore_merges = _PRE_TOKENIZERS[pre]
-    bpe = Bpe(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
-    bpe.pre_tokenizer = make()
+    splitting = _SPLITTINGS[pre]
+    bpe = Bpe(models.BPE(vocabulary, merges, ignore_merges=splitting.whole_words))
+    if splitting.normalized:
+        bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = splitting.make()
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special.values()])
     return bpe
