@@ -126,7 +126,9 @@ def test_control_c_stops_the_answer_and_keeps_the_conversation(start_server: Sta
     person.until("stopped")
     person.until(">>> ")
     wait_for(lambda: gauge(server, "outlast_live_requests") == 0, "the request is freed", 5)
-    person.type("half a line\x03")
+    person.type("half a line")
+    person.until("half a line")  # shown: the line is being edited, and not only about to be
+    person.type("\x03")
     person.until(">>> ")
     person.say("/stats")
     person.until("1 turn")
