@@ -32,6 +32,7 @@ class Person:
     def __init__(self, *words: str, state: Path) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in its background inherits it ignored
             os.environ.update(TERM="xterm", XDG_STATE_HOME=str(state), NO_COLOR="1")
             os.execv(sys.executable, [sys.executable, "-m", "outlast", "chat", *words])
         self.seen = ""  #: of the last `until`
