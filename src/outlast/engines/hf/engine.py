@@ -8,7 +8,6 @@ epoch is committed. The log, its handlers and the recovery are those of the nati
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlast.checkpoint.checkpointer import Image, StepCheckpointer
+from outlast.checkpoint.checkpointer import Image
 from outlast.checkpoint.handlers import KVHandlers
 from outlast.checkpoint.recovery import LoggedRequest, Restorer, note_all
 from outlast.core import _native as core
@@ -29,10 +28,10 @@ from outlast.engines.hf.model import CausalModel, environment
 from outlast.engines.hf.sampling import Sampler
 from outlast.engines.hf.slots import Slots
 from outlast.engines.hf.step import StepWrite
-from outlast.engines.native.engine import Control
+from outlast.engines.native.logged_engine import Control, LoggedEngine, milliseconds_since
 from outlast.engines.native.sequences import Emitted, encode_request
 from outlast.engines.native.sequences import Sequence as Seq
-from outlast.engines.native.state_log import StateLog, logged_tokens
+from outlast.engines.native.state_log import StateLog
 from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport
 from outlast.executor import Executor
 
@@ -41,9 +40,6 @@ _logger = logging.getLogger(__name__)
 #: Prompt positions of one forward. Part of the manifest: another chunk gives other bits.
 PREFILL_CHUNK = 64
 COMMIT_TIMEOUT = 300.0
-#: Pool memory that one `prepare` maps, 4 to 8 ms of work.
-PREPARE_BYTES = 32 << 20
-_FIRST_NATIVE_FAULT = 100  #: fault points of the control page from here on are the log's kill points
 
 
 def create(options: Mapping[str, Any], *, control: Control | None = None) -> HfEngine:
@@ -75,7 +71,7 @@ class _Running:
         self.computed = computed  #: positions whose rows are in the pool
 
 
-class HfEngine:
+class HfEngine(LoggedEngine):
     """See `outlast.engines.protocol.Engine`. `log=None` computes without recording anything."""
 
     def __init__(
@@ -111,7 +107,7 @@ class HfEngine:
         self._chunk = prefill_chunk
         self._exact = replay == "exact"
         self._verify = verify
-        self._control = control
+        super().__init__(control)
         self._model = CausalModel(folder, self.shape, threads)
         self.geometry = pool_geometry(self.shape, kv_tokens, block_tokens)
         self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
@@ -142,10 +138,8 @@ class HfEngine:
             parallel="1/1",
             **environment(),
         )
-        self._sequences: dict[int, Seq] = {}
         self._active: dict[int, _Running] = {}  #: by key, in the order of their turns
         self._waiting: deque[int] = deque()
-        self._failures: list[tuple[int, str]] = []
         self._log: StateLog | None = None
         if log is not None:
             self._log = StateLog(
@@ -160,17 +154,9 @@ class HfEngine:
             )
         self._steps = 0
         self._verified = 0
-        self._pool_mapped = 0
         self._warm_up()
 
     # --- the Engine protocol
-
-    def prepare(self) -> None:
-        """See `Engine.prepare`: maps the pages of pool and log that the running engine has filled."""
-        if self._pool_mapped < self._pool_memory.size:
-            self._pool_mapped = self._pool_memory.map_present(self._pool_mapped, PREPARE_BYTES, write=True)
-        elif self._log is None or self._log.map_present(4 * PREPARE_BYTES):
-            self._pool_mapped = 0  # once more from the start: by now there is more
 
     def recover(self, writer_epoch: int, journal: Sequence[JournalEntry], *, use_log: bool = True) -> RecoveryReport:
         """See `Engine.recover`."""
@@ -180,7 +166,7 @@ class HfEngine:
         reason, times = "there is no log", {}
         if self._log is not None:
             logged, reason = self._log.recover(writer_epoch, use_log=use_log)
-        times["scan"] = _since(started)
+        times["scan"] = milliseconds_since(started)
         core.reach_kill_point("recover.scanned")
         started = time.perf_counter()
         restorer = Restorer(self.executor, self.handlers, self.pool)
@@ -194,7 +180,7 @@ class HfEngine:
                 restored += 1
                 tokens += positions
                 kept.append(request)
-        times["apply"] = _since(started)
+        times["apply"] = milliseconds_since(started)
         core.reach_kill_point("recover.applied")
         started = time.perf_counter()
         if self._checkpointer is not None:
@@ -204,7 +190,7 @@ class HfEngine:
                 if key not in alive:
                     self._checkpointer.drop(key, request.generation)
         self._waiting = deque(sorted(self._waiting))
-        times["requests"] = _since(started)
+        times["requests"] = milliseconds_since(started)
         if reason:
             _logger.info("cold start: %s", reason)
         return RecoveryReport(restored, len(journal) - restored, tokens, reason, times)
@@ -222,25 +208,6 @@ class HfEngine:
         self._slots.check(total)
         self._sequences[request.key] = Seq(request)
         self._waiting.append(request.key)
-
-    def cancel(self, key: int) -> None:
-        """See `Engine.cancel`."""
-        self._forget(key)
-
-    def release(self, key: int) -> None:
-        """See `Engine.release`."""
-        self._forget(key)
-
-    def busy(self) -> bool:
-        """See `Engine.busy`."""
-        return bool(self._active or self._waiting or self._failures) or any(
-            s.reported < len(s.emitted) for s in self._sequences.values()
-        )
-
-    def failures(self) -> list[tuple[int, str]]:
-        """See `Engine.failures`."""
-        out, self._failures = self._failures, []
-        return out
 
     def step(self) -> list[Emission]:
         """See `Engine.step`: the next sequence's piece of prompt, or its next token."""
@@ -300,26 +267,7 @@ class HfEngine:
             "durability_degraded": float(self._log is not None and bool(self._log.degraded)),
         }
 
-    def close(self) -> None:
-        """See `Engine.close`."""
-        if self._checkpointer is not None:
-            self._checkpointer.flush()
-        self.executor.close()
-
     # --- steps
-
-    def _report_again(self) -> list[Emission]:
-        """Tokens that are in the log but of which the supervisor has not been told."""
-        out = []
-        for s in self._sequences.values():
-            while s.reported < len(s.emitted):
-                out.append(self._emission(s, s.reported))
-                s.reported += 1
-        return out
-
-    def _emission(self, s: Seq, index: int) -> Emission:
-        emitted = s.emitted[index]
-        return Emission(s.key, index, emitted.token, emitted.logprob, emitted.top, s.finish_at(index))
 
     def _admit(self) -> None:
         """Move requests from waiting to running in order, as long as there is room for them."""
@@ -411,25 +359,15 @@ class HfEngine:
             self._slots.give(running.slot, min(s.total, running.computed + self._chunk))
         s.blocks = []
 
-    def _forget(self, key: int) -> None:
-        s = self._sequences.pop(key, None)
-        if s is None:
-            return
+    def _working(self) -> bool:
+        return bool(self._active or self._waiting)
+
+    def _leave(self, s: Seq) -> None:
         self._stop(s)
         with contextlib.suppress(ValueError):  # it is not waiting
-            self._waiting.remove(key)
-        if self._checkpointer is not None and s.logged:
-            self._checkpointer.drop(key, s.generation)
-
-    def _fail(self, key: int, reason: str) -> None:
-        self._forget(key)
-        self._failures.append((key, reason))
+            self._waiting.remove(s.key)
 
     # --- the log
-
-    @property
-    def _checkpointer(self) -> StepCheckpointer | None:
-        return None if self._log is None else self._log.checkpointer
 
     def computed(self, key: int) -> int:
         """Positions of a live request whose rows are in the pool."""
@@ -447,22 +385,14 @@ class HfEngine:
 
     def _take_over(self, entry: JournalEntry, logged: LoggedRequest | None, restorer: Restorer) -> int:
         """Continue one request; the number of restored positions, or -1 if its rows are to be computed anew."""
-        s = Seq(entry.request, alone=entry.alone)
-        self._sequences[s.key] = s
-        emitted = logged_tokens(entry, logged)
-        if emitted is None:
-            # The log knows less than the client, or something else: what was delivered counts.
-            s.emitted = [Emitted(token, 0.0) for token in entry.delivered]
-        else:
-            s.emitted = emitted
-        s.reported = len(entry.delivered)
+        s, known = self._known_again(entry, logged)
         if logged is not None:
             s.generation = logged.generation
-            s.logged = emitted is not None
+            s.logged = known
         if s.finished:
-            return 0 if emitted is not None else -1
+            return 0 if known else -1
         positions = 0
-        if logged is not None and emitted is not None:
+        if logged is not None and known:
             positions = self._whole_steps(s, min(logged.contiguous(), len(s.tokens()) - 1))
         slot = self._slots.take(s.total) if positions > 0 else None
         if slot is not None and logged is not None:
@@ -476,18 +406,18 @@ class HfEngine:
             )
             self._slots.give(slot, positions)
             s.blocks = []
-        if logged is not None and (logged.rows or emitted is None):
+        if logged is not None and (logged.rows or not known):
             s.generation += 1
             s.logged = False
         self._waiting.append(s.key)
-        return 0 if positions == 0 and emitted is not None else -1
+        return 0 if positions == 0 and known else -1
 
     def _whole_steps(self, s: Seq, positions: int) -> int:
         """The largest end of a step that is not past `positions`: the next step must be one that was taken before."""
         prompt = len(s.request.prompt)
         return positions if positions >= prompt else positions // self._chunk * self._chunk
 
-    # --- start and faults
+    # --- start
 
     def _warm_up(self) -> None:
         """Two forwards through region layers and a commit's worth of sampling: code and memory are touched once."""
@@ -499,21 +429,8 @@ class HfEngine:
             self._sampler.choose(logits, EngineRequest(1, (0,), 1), [])
             del cache
 
-    def _arm_fault(self) -> None:
-        """Hand a fault that a test armed in the control page on to the log's kill points."""
-        if self._control is None:
-            return
-        words = (ctypes.c_uint64 * 3).from_address(self._control.fault_address)
-        if words[0] >= _FIRST_NATIVE_FAULT:
-            core.arm_kill_point(core.kill_points()[words[0] - _FIRST_NATIVE_FAULT], words[1] + 1)
-            words[0] = 0
-
 
 def _same_bytes(a: Any, b: Any) -> bool:
     import torch
 
     return bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
-
-
-def _since(started: float) -> float:
-    return (time.perf_counter() - started) * 1000.0

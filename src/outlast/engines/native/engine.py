@@ -6,15 +6,14 @@ so what a client sees is always explained by a committed epoch.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from outlast.checkpoint.checkpointer import Image, StepCheckpointer
+from outlast.checkpoint.checkpointer import Image
 from outlast.checkpoint.handlers import KVHandlers
 from outlast.checkpoint.recovery import LoggedRequest, Restorer, note_all
 from outlast.core import _native as core
@@ -25,12 +24,13 @@ from outlast.engines.native import decoder as decoders
 from outlast.engines.native import weights as weight_store
 from outlast.engines.native.blocks import BlockPool
 from outlast.engines.native.loading import BLOCK_TOKENS, manifest_of, open_weights, pool_geometry, weights_bytes
+from outlast.engines.native.logged_engine import Control, LoggedEngine, milliseconds_since
 from outlast.engines.native.parts import Parts
 from outlast.engines.native.rows import LoggedRows
 from outlast.engines.native.scheduler import Scheduler, Share
 from outlast.engines.native.sequences import Emitted, encode_request
 from outlast.engines.native.sequences import Sequence as Seq
-from outlast.engines.native.state_log import StateLog, logged_tokens
+from outlast.engines.native.state_log import StateLog
 from outlast.engines.protocol import Emission, EngineRequest, JournalEntry, RecoveryReport, SamplingParams
 from outlast.executor import Executor
 
@@ -42,24 +42,6 @@ PREFILL_CHUNK = 64
 STEP_TIMEOUT = 300.0
 #: Tokens guessed behind the last one of a sequence that runs alone, at most: with it two tiles of four rows.
 SPECULATE = 7
-#: Pool memory that one `prepare` maps, 4 to 8 ms of work; the log, mapped for reading, takes a quarter of the time.
-PREPARE_BYTES = 32 << 20
-_FIRST_NATIVE_FAULT = 100  #: fault points of the control page from here on are the log's kill points
-
-
-class Control(Protocol):
-    """What the engine uses of the worker's control page."""
-
-    @property
-    def heartbeat_address(self) -> int:
-        """Word that the executor counts up with every task."""
-
-    @property
-    def fault_address(self) -> int:
-        """Three words: point, passes to let through, action."""
-
-    def mark(self, keys: Iterable[int]) -> None:
-        """Name the requests of the running step."""
 
 
 def default_threads() -> int:
@@ -92,7 +74,7 @@ def create(options: Mapping[str, Any], *, control: Control | None = None) -> Nat
     )
 
 
-class NativeEngine:
+class NativeEngine(LoggedEngine):
     """See `outlast.engines.protocol.Engine`. `log=None` computes without recording anything."""
 
     def __init__(
@@ -129,7 +111,7 @@ class NativeEngine:
             )
         self._weights = weights
         self._parts = Parts(threads)
-        self._control = control
+        super().__init__(control)
         self.geometry = pool_geometry(weights.config, kv_tokens, block_tokens)
         self._pool_memory = pool or Memory.anonymous(self.geometry.pool_bytes, name="outlast-kv")
         self.pool = self._pool_memory.address_of(0, self.geometry.pool_bytes)
@@ -158,8 +140,6 @@ class NativeEngine:
             chunk=prefill_chunk,
             speculate=speculate,
         )
-        self._sequences: dict[int, Seq] = {}
-        self._failures: list[tuple[int, str]] = []
         self._log: StateLog | None = None
         if log is not None:
             self._log = StateLog(
@@ -174,7 +154,6 @@ class NativeEngine:
             )
         self._steps = 0
         self._guessed = self._guessed_right = 0
-        self._pool_mapped = 0
         self._warm_up()
         if specialise:
             self.handlers.specialise_in_background(JitCache)
@@ -190,13 +169,6 @@ class NativeEngine:
 
     # --- the Engine protocol
 
-    def prepare(self) -> None:
-        """See `Engine.prepare`: maps the pages of pool and log that the running engine has filled."""
-        if self._pool_mapped < self._pool_memory.size:
-            self._pool_mapped = self._pool_memory.map_present(self._pool_mapped, PREPARE_BYTES, write=True)
-        elif self._log is None or self._log.map_present(4 * PREPARE_BYTES):
-            self._pool_mapped = 0  # once more from the start: by now there is more
-
     def recover(self, writer_epoch: int, journal: Sequence[JournalEntry], *, use_log: bool = True) -> RecoveryReport:
         """See `Engine.recover`."""
         self._arm_fault()
@@ -206,7 +178,7 @@ class NativeEngine:
         if self._log is not None:
             logged, reason = self._log.recover(writer_epoch, use_log=use_log)
             self._rows.checkpointer = self._log.checkpointer
-        times["scan"] = _since(started)
+        times["scan"] = milliseconds_since(started)
         core.reach_kill_point("recover.scanned")
         started = time.perf_counter()
         known = [self._take_over(entry, logged.get(entry.request.key)) for entry in sorted(journal, key=_by_key)]
@@ -214,14 +186,14 @@ class NativeEngine:
             note_all((logged[s.key] for s, kept in known if kept), self._checkpointer.note_recovered)
             for key in logged.keys() - self._sequences.keys():
                 self._checkpointer.drop(key, logged[key].generation)
-        times["requests"] = _since(started)
+        times["requests"] = milliseconds_since(started)
         started = time.perf_counter()
         self._rows.recovered = logged
         self._scheduler.admit(parked_only=True)
         self._rows.recovered = {}
         restored = [s for s, kept in known if kept and s.generation == logged[s.key].generation]
         tokens = sum(self.decoder.computed(s.handle) for s in restored if s.handle >= 0)
-        times["apply"] = _since(started)
+        times["apply"] = milliseconds_since(started)
         core.reach_kill_point("recover.applied")
         if reason:
             _logger.info("cold start: %s", reason)
@@ -237,26 +209,6 @@ class NativeEngine:
         self._scheduler.pool.check(len(request.prompt) + request.max_tokens)
         s = self._sequences[request.key] = Seq(request)
         self._scheduler.enqueue(s)
-
-    def cancel(self, key: int) -> None:
-        """See `Engine.cancel`."""
-        self._forget(key)
-
-    def release(self, key: int) -> None:
-        """See `Engine.release`."""
-        self._forget(key)
-
-    def busy(self) -> bool:
-        """See `Engine.busy`."""
-        scheduler = self._scheduler
-        return bool(scheduler.running or scheduler.waiting or self._failures) or any(
-            s.reported < len(s.emitted) for s in self._sequences.values()
-        )
-
-    def failures(self) -> list[tuple[int, str]]:
-        """See `Engine.failures`."""
-        out, self._failures = self._failures, []
-        return out
 
     def step(self) -> list[Emission]:
         """See `Engine.step`."""
@@ -298,28 +250,13 @@ class NativeEngine:
             "durability_degraded": float(self._log is not None and bool(self._log.degraded)),
         }
 
-    def close(self) -> None:
-        """See `Engine.close`."""
-        if self._checkpointer is not None:
-            self._checkpointer.flush()
-        self.executor.close()
-
     # --- steps
 
-    def _report_again(self) -> list[Emission]:
-        """Tokens that are in the log but of which the supervisor has not been told."""
-        out = []
-        for s in self._sequences.values():
-            while s.reported < len(s.emitted):
-                out.append(self._emission(s, s.reported))
-                s.reported += 1
-        return out
+    def _working(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
 
-    def _emission(self, s: Seq, index: int) -> Emission:
-        emitted = s.emitted[index]
-        return Emission(
-            s.key, index, emitted.token, emitted.logprob, emitted.top, s.finish_at(index), s.cached if index == 0 else 0
-        )
+    def _leave(self, s: Seq) -> None:
+        self._scheduler.leave(s)
 
     def _compute(self, shares: Sequence[Share]) -> None:
         """Run one step's plan, and its epoch. The decoder's sequences stand as before if it fails."""
@@ -401,23 +338,7 @@ class NativeEngine:
         for key in list(self._sequences):
             self._fail(key, f"durability lost: {error}")
 
-    def _forget(self, key: int) -> None:
-        s = self._sequences.pop(key, None)
-        if s is None:
-            return
-        self._scheduler.leave(s)
-        if self._checkpointer is not None and s.logged:
-            self._checkpointer.drop(key, s.generation)
-
-    def _fail(self, key: int, reason: str) -> None:
-        self._forget(key)
-        self._failures.append((key, reason))
-
     # --- the log
-
-    @property
-    def _checkpointer(self) -> StepCheckpointer | None:
-        return None if self._log is None else self._log.checkpointer
 
     def _image(self, key: int) -> Image | None:
         s = self._sequences.get(key)
@@ -434,16 +355,8 @@ class NativeEngine:
 
     def _take_over(self, entry: JournalEntry, logged: LoggedRequest | None) -> tuple[Seq, bool]:
         """Continue one request, and whether with what the log says of it. Its rows are restored when it is admitted."""
-        s = Seq(entry.request, alone=entry.alone)
-        self._sequences[s.key] = s
-        emitted = logged_tokens(entry, logged)
-        if emitted is None:
-            # The log knows less than the client, or something else: what was delivered counts.
-            s.emitted = [Emitted(token, 0.0) for token in entry.delivered]
-        else:
-            s.emitted = emitted
-        s.reported = len(entry.delivered)
-        kept = logged is not None and emitted is not None
+        s, known = self._known_again(entry, logged)
+        kept = logged is not None and known
         if logged is not None:
             s.generation = logged.generation + (not kept)
         if logged is not None and kept:
@@ -459,7 +372,7 @@ class NativeEngine:
             s.parked = 0
         return s, kept
 
-    # --- start and faults
+    # --- start
 
     def _warm_up(self) -> None:
         """Touch code and weights once, in a pool of its own, so that the first step after a takeover is not slow."""
@@ -473,19 +386,6 @@ class NativeEngine:
             self.executor.run(plan.address, plan.count, timeout=STEP_TIMEOUT)
             decoder.commit()
 
-    def _arm_fault(self) -> None:
-        """Hand a fault that a test armed in the control page on to the log's kill points."""
-        if self._control is None:
-            return
-        words = (ctypes.c_uint64 * 3).from_address(self._control.fault_address)
-        if words[0] >= _FIRST_NATIVE_FAULT:
-            core.arm_kill_point(core.kill_points()[words[0] - _FIRST_NATIVE_FAULT], words[1] + 1)
-            words[0] = 0
-
 
 def _by_key(entry: JournalEntry) -> int:
     return entry.request.key
-
-
-def _since(started: float) -> float:
-    return (time.perf_counter() - started) * 1000.0
