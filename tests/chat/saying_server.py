@@ -37,6 +37,7 @@ class SayingServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[bytes] = []
         self.hung_up = threading.Event()
         self._answers: list[Sequence[bytes | float | str | None]] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -67,6 +68,7 @@ class SayingServer:
         while b"\r\n\r\n" not in data:
             data += connection.recv(65536)
         head, _, body = data.partition(b"\r\n\r\n")
+        self.heads.append(head)
         lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         length = int(lengths[0].split(b":")[1]) if lengths else 0
         while len(body) < length:

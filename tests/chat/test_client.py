@@ -144,3 +144,29 @@ def test_address_that_is_none_is_a_usage_error(url: str) -> None:
 def test_address_in_its_usual_forms(url: str) -> None:
     assert Client(url).url == "http://127.0.0.1:8321"
     assert Client(url).is_local
+
+
+def test_key_goes_with_each_request_and_nowhere_else(saying: SayingServer) -> None:
+    saying.say(HEAD, event("a", "stop"), DONE)
+    client = Client(saying.url, key="sk-1~2")
+    client.models()
+    client.health()
+    assert end(events(client.stream(BODY))).error is None
+    assert [b"authorization: Bearer sk-1~2" in head.split(b"\r\n") for head in saying.heads] == [True] * 3
+    Client(saying.url).models()
+    assert b"authorization" not in saying.heads[-1].lower()
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "words"),
+    [
+        ("http://192.0.2.1:80", "k", "not sent"),
+        ("127.0.0.1:1", "", "empty"),
+        ("127.0.0.1:1", "a\r\nx: y", "spaces"),
+        ("127.0.0.1:1", "\u00fc", "ASCII"),
+    ],
+)
+def test_key_that_must_not_be_sent_is_refused(url: str, key: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Client(url, key=key)
+    assert Client("https://192.0.2.1", key="k").headers

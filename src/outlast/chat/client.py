@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import queue
+import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ SILENCE_SECONDS = 300.0
 OWN_SILENCE_SECONDS = 30.0
 _ASK_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
+_KEY = re.compile(r"[!-~]+")
 _MAX_BODY = 1 << 20  #: bytes of an error body, /health or /v1/models that are read
 _READ_BYTES = 64 << 10
 
@@ -83,8 +85,12 @@ class Model:
 class Client:
     """Of one server."""
 
-    def __init__(self, url: str, *, silence: float = SILENCE_SECONDS) -> None:
-        """`url`: `http://host:port`, with or without `/v1`. Raises UsageError for anything else."""
+    def __init__(self, url: str, *, silence: float = SILENCE_SECONDS, key: str | None = None) -> None:
+        """`url`: `http://host:port`, with or without `/v1`; `key` is sent as bearer token with each request (RFC 6750).
+
+        Raises UsageError for anything else, for a key that no header can hold, and for one that would cross a network
+        in the clear.
+        """
         text = url if "://" in url else f"http://{url}"
         try:
             parts = urlsplit(text)
@@ -102,6 +108,14 @@ class Client:
         self._base = path.removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"  #: without a trailing slash, and without `/v1`
         self._silence = silence
+        self.headers: dict[str, str] = {}  #: of each request
+        if key is not None:
+            if not _KEY.fullmatch(key):
+                raise UsageError("the key is none", why="it is empty, or holds spaces or characters outside ASCII")
+            if not (self._tls or self.is_local):
+                why = "http would send it readable over the network"
+                raise UsageError(f"the key is not sent to {self.host}", why=why, do="Use an https address.")
+            self.headers["authorization"] = f"Bearer {key}"
 
     @property
     def is_local(self) -> bool:
@@ -134,7 +148,7 @@ class Client:
     def _get(self, path: str, *, any_status: bool = False) -> dict[str, Any]:
         connection = self.connection(_ASK_SECONDS)
         try:
-            connection.request("GET", self._base + path)
+            connection.request("GET", self._base + path, headers=self.headers)
             answer = connection.getresponse()
             body = answer.read(_MAX_BODY)
         except (OSError, http.client.HTTPException) as error:
@@ -237,7 +251,8 @@ class Stream:
                 return reading.end(None)
         assert self._socket is not None
         self._socket.settimeout(self._silence)
-        connection.request("POST", self._path, self._body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **self._client.headers}
+        connection.request("POST", self._path, self._body, headers)
         answer = connection.getresponse()
         if answer.status != 200:
             return reading.end(refusal(answer.status, answer.read(_MAX_BODY)))

@@ -28,9 +28,13 @@ class Session:
         system: str | None = None,
         url: str | None = None,
         model: str | None = None,
+        key: str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """With `url` a server that runs already, and `model` chooses among its models; else one for `settings`."""
+        """With `url` a server that runs already, which may ask for a `key`; `model` chooses among its models.
+
+        Without it a server of the chat's own, for `settings`.
+        """
         self.options = options
         self.conversation = Conversation(system)
         self.answers = 0
@@ -38,6 +42,7 @@ class Session:
         self.takeovers: list[Takeover] = []
         self.last: Answer | None = None
         self._url = url
+        self._key = key
         self._wanted = model
         self._settings = settings or Settings(port=0)
         self._own: OwnServer | None = None
@@ -58,7 +63,7 @@ class Session:
             self._engine = None
             self._client = Client(self._own.url, silence=OWN_SILENCE_SECONDS)
         else:
-            self._client = Client(self._url)
+            self._client = Client(self._url, key=self._key)
         self._model = self._choose(self._client.models())
 
     def _choose(self, models: list[Model]) -> Model:

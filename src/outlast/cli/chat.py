@@ -8,6 +8,7 @@ no terminal, each of its lines is a message and the answers are printed plainly.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "with --url one of the server's models",
     )  # fmt: skip
     parser.add_argument("--url", help="talk to a running server, for example http://127.0.0.1:8321")
+    parser.add_argument(
+        "--key-env", metavar="NAME", help="the environment variable that holds the key of the server at --url"
+    )
     parser.add_argument("--fast", action="store_true", help="plain int8 activations: quicker, a little less exact")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0 lets it decide")
     parser.add_argument("--system", metavar="TEXT", help="system message")
@@ -77,9 +81,23 @@ def _session(arguments: argparse.Namespace) -> Session:
             raise UsageError(
                 "--fast and --threads have no meaning with --url", why="they are set where the server is started"
             )
-        return Session(options, system=arguments.system, url=arguments.url, model=arguments.model)
+        key = _key(arguments.key_env)
+        return Session(options, system=arguments.system, url=arguments.url, model=arguments.model, key=key)
+    if arguments.key_env is not None:
+        raise UsageError("--key-env has no meaning without --url", why="a server of the chat's own asks for no key")
     settings = settings_for(arguments.model or "builtin", fast=arguments.fast, threads=arguments.threads)
     return Session(options, system=arguments.system, settings=settings)
+
+
+def _key(name: str | None) -> str | None:
+    """From the environment: an argument could be read by every user of the machine."""
+    if name is None:
+        return None
+    try:
+        return os.environ[name]
+    except KeyError:
+        why = f"there is no environment variable {name}"
+        raise UsageError("no key for the server", why=why, do="--key-env takes the variable's name.") from None
 
 
 def _prepare(model: str, interactive: bool) -> None:
