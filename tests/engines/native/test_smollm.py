@@ -93,10 +93,15 @@ def _transformers_model(rig: Rig) -> Any:
 
 #: mode -> (largest difference of a logit, share of equal first choices); docs/reference/numerics.md. The logits have a
 #: standard deviation of 5.3.
-BOUNDS: dict[Compute, tuple[float, float]] = {"f32": (1e-3, 1.0), "int8x2": (2e-2, 1.0), "int8": (4.0, 0.94)}
+Bounds = dict[Compute, tuple[float, float]]
+BOUNDS: Bounds = {"f32": (1e-3, 1.0), "int8x2": (2e-2, 1.0), "int8": (4.0, 0.94)}
+#: Of a sample 33 times as large, whose largest difference is larger.
+FIFTY_PROMPTS_BOUNDS: Bounds = {"f32": (1e-3, 1.0), "int8x2": (4e-2, 1.0), "int8": (6.0, 0.94)}
 
 
-def _compare(path: Path, tokenizer: Tokenizer, compute: Compute, prompts: list[str], tokens: int) -> None:
+def _compare(
+    path: Path, tokenizer: Tokenizer, compute: Compute, prompts: list[str], tokens: int, bounds: Bounds
+) -> None:
     """Greedy decoding, and transformers' logits for the same text; raw text and chats in turn."""
     torch = pytest.importorskip("torch")
     rig = Rig(path, blocks=128, compute=compute)
@@ -118,14 +123,14 @@ def _compare(path: Path, tokenizer: Tokenizer, compute: Compute, prompts: list[s
         rig.release(handle)
     share = equal / (len(prompts) * tokens)
     print(f"{compute}: largest difference of a logit {worst:.2e}, first choice equal {share:.3f}")
-    assert worst < BOUNDS[compute][0]
-    assert share >= BOUNDS[compute][1]
+    assert worst < bounds[compute][0]
+    assert share >= bounds[compute][1]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("compute", get_args(Compute))
 def test_logits_match_transformers(builtin_model: Path, tokenizer: Tokenizer, compute: Compute) -> None:
-    _compare(builtin_model, tokenizer, compute, PROMPTS[:3], 50)
+    _compare(builtin_model, tokenizer, compute, PROMPTS[:3], 50, BOUNDS)
 
 
 @pytest.mark.torch
@@ -135,7 +140,7 @@ def test_logits_match_transformers_over_fifty_prompts(
     builtin_model: Path, tokenizer: Tokenizer, compute: Compute
 ) -> None:
     more = [f"{text} Then say why {i}." for i, text in enumerate(PROMPTS + PROMPTS[:10])]
-    _compare(builtin_model, tokenizer, compute, PROMPTS + more, 100)
+    _compare(builtin_model, tokenizer, compute, PROMPTS + more, 100, FIFTY_PROMPTS_BOUNDS)
 
 
 def _perplexity(path: Path, tokens: list[int], compute: Compute) -> float:
