@@ -162,6 +162,10 @@ NB_MODULE(_native, m) {
             const OperatorCounts c = e.counts(op);
             return nb::make_tuple(c.calls, c.failures, c.samples, c.ns);
         }, "op"_a)
+        .def("plan_counts", [](Executor& e) {
+            const PlanCounts c = e.plan_counts();
+            return nb::make_tuple(c.plans, c.tasks, c.timed, c.ns, c.operators_ns, c.waits_ns);
+        })
         .def_prop_ro("away", [](Executor& e) { return static_cast<uint32_t>(e.away()); })
         .def_prop_ro("present", &Executor::present)
         .def_prop_ro("head", &Executor::head)
@@ -248,10 +252,10 @@ NB_MODULE(_native, m) {
             const auto n = p.need(reinterpret_cast<const ol_step_write*>(writes), count);
             return nb::make_tuple(n.bytes, n.records);
         }, "writes"_a, "count"_a)
-        .def("build", [](StepPlan& p, uint64_t tasks, size_t count, uint64_t writes, size_t writes_count) {
-            p.build(reinterpret_cast<const ol_task*>(tasks), count, reinterpret_cast<const ol_step_write*>(writes), writes_count);
+        .def("build", [](StepPlan& p, uint64_t tasks, size_t count, uint64_t writes, size_t writes_count, uint64_t number) {
+            p.build(reinterpret_cast<const ol_task*>(tasks), count, reinterpret_cast<const ol_step_write*>(writes), writes_count, number);
             return nb::make_tuple(reinterpret_cast<uint64_t>(p.tasks().data()), p.tasks().size());
-        }, "tasks"_a, "count"_a, "writes"_a, "writes_count"_a);
+        }, "tasks"_a, "count"_a, "writes"_a, "writes_count"_a, "number"_a = 0);
 
     m.def("log_operators", [] {
         nb::dict d;

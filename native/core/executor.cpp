@@ -2,9 +2,12 @@
 
 #include "sequence.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace outlast {
 
@@ -29,6 +32,12 @@ void copy_text(const char* from, char* to, uint64_t bytes) {
 Clock::time_point deadline_after(double seconds) {
     if (!(seconds >= 0 && seconds <= 1e8)) seconds = 1e8;  // also for a NaN
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// How often the kernel gave this thread's core to another one against its will.
+uint64_t displacements() {
+    rusage use{};
+    return getrusage(RUSAGE_THREAD, &use) == 0 ? static_cast<uint64_t>(use.ru_nivcsw) : 0;
 }
 
 // ol_executor.run_one and .run
@@ -309,15 +318,18 @@ uint64_t Executor::submit(const ol_task& task, Clock::time_point deadline) {
     }
 }
 
-template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadline, bool assist) {
+template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadline, bool assist, Timed* timed) {
     ol_env env{};
     env.worker = assisting_caller;
     int spins = 0;
+    uint64_t idle = 0;  // since when, if `timed`
     while (!done()) {
-        if (assist && take_one(env, false)) {
+        if (assist && take_one(env, false, timed)) {
             spins = 0;
+            if (idle != 0) timed->waits += timed->started - std::exchange(idle, 0);
             continue;
         }
+        if (timed != nullptr && idle == 0) idle = steady_ns();
         if (++spins < spins_before_sleep) {
             cpu_relax();
             if ((spins & 63) != 0) continue;
@@ -332,6 +344,7 @@ template <class Done> bool Executor::wait_for(Done done, Clock::time_point deadl
             });
         }
     }
+    if (idle != 0) timed->waits += steady_ns() - idle;
     return true;
 }
 
@@ -369,6 +382,12 @@ int32_t Executor::run(const ol_task* tasks, size_t count, Clock::time_point dead
     std::vector<uint64_t> tickets(count, 0);
     const uint32_t number = begin_plan(deadline);
     if (number == 0) return 1;
+    const bool due = plans_run_.fetch_add(1, std::memory_order_relaxed) % plans_sampled == plans_sampled - 1;
+    const bool looked_at = due && count <= capacity();  // a longer one is run in part while it is handed in
+    plan_tasks_.fetch_add(count, std::memory_order_relaxed);
+    Timed timed;
+    const uint64_t displaced = looked_at ? displacements() : 0;
+    const uint64_t started = looked_at ? steady_ns() : 0;
     Plan& plan = plans_[number & (plan_slots - 1)];
     uint64_t newest = 0;
     const auto give_up = [&] {
@@ -391,7 +410,14 @@ int32_t Executor::run(const ol_task* tasks, size_t count, Clock::time_point dead
     }
     announce();
     for (size_t i = count; i-- > 0;) {  // the last first: while it is not done, this thread runs the others
-        if (!wait(tickets[i], deadline)) return give_up();
+        if (!wait_for([&] { return ring_.is_done(tickets[i]); }, deadline, true, looked_at ? &timed : nullptr)) return give_up();
+    }
+    const uint64_t ns = looked_at ? steady_ns() - started : 0;
+    if (looked_at && displacements() == displaced) {
+        plans_timed_.fetch_add(1, std::memory_order_relaxed);
+        plan_ns_.fetch_add(ns, std::memory_order_relaxed);
+        operators_ns_.fetch_add(timed.operators, std::memory_order_relaxed);
+        waits_ns_.fetch_add(timed.waits, std::memory_order_relaxed);
     }
     int32_t status = OL_OK;
     if (plan.failed.load(std::memory_order_acquire) == number) {
@@ -441,7 +467,7 @@ void Executor::record_error(const ol_task& task, int32_t status, const char* tex
     error_count_.fetch_add(1, std::memory_order_seq_cst);
 }
 
-void Executor::execute(const ol_task& task, ol_env& env) {
+void Executor::execute(const ol_task& task, ol_env& env, Timed* timed) {
     int32_t status = OL_OK;
     const char* text = "";
     if (task.after != 0) {
@@ -458,12 +484,12 @@ void Executor::execute(const ol_task& task, ol_env& env) {
             text = "the executor was stopped before the task it waits for was done";
         }
     }
-    if (status == OL_OK) status = perform(task, env, text);
+    if (status == OL_OK) status = perform(task, env, text, timed);
     finish(task, status, text);
 }
 
 // Runs the operator of a task that need not wait any more.
-inline int32_t Executor::perform(const ol_task& task, ol_env& env, const char*& text) {
+inline int32_t Executor::perform(const ol_task& task, ol_env& env, const char*& text, Timed* timed) {
     if (task.after != 0 && dependency_failed(task.after)) {
         text = "the task it waits for failed";
         return OL_DEPENDENCY;
@@ -478,10 +504,17 @@ inline int32_t Executor::perform(const ol_task& task, ol_env& env, const char*& 
         return OL_NO_OPERATOR;
     }
     env.error[0] = '\0';
-    const bool timed = task.seq % sampled == 0;
-    const uint64_t started = timed ? steady_ns() : 0;
+    const bool sampling = task.seq % sampled == 0;
+    const uint64_t started = sampling || timed != nullptr ? steady_ns() : 0;
     const int32_t status = reinterpret_cast<ol_op_fn>(fn)(&task, &env);
-    if (timed) [[unlikely]] sample(task.op, steady_ns() - started);
+    if (sampling || timed != nullptr) [[unlikely]] {
+        const uint64_t ns = steady_ns() - started;
+        if (sampling) sample(task.op, ns);
+        if (timed != nullptr) {
+            timed->operators += ns;
+            timed->started = started;
+        }
+    }
     if (status != OL_OK) [[unlikely]] {
         env.error[sizeof env.error - 1] = '\0';
         text = env.error;
@@ -500,10 +533,10 @@ inline void Executor::finish(const ol_task& task, int32_t status, const char* te
     done_.notify();
 }
 
-bool Executor::take_one(ol_env& env, bool may_wait) {
+bool Executor::take_one(ol_env& env, bool may_wait, Timed* timed) {
     ol_task task;
     if (!ring_.try_take(task, [&](uint64_t after) { return may_wait || ring_.completed() >= after; })) return false;
-    execute(task, env);
+    execute(task, env, timed);
     return true;
 }
 
@@ -511,6 +544,11 @@ void Executor::sample(uint32_t op, uint64_t ns) {
     Samples& s = samples_[op];
     const uint64_t n = shared(s.count).fetch_add(1, std::memory_order_relaxed);
     std::atomic_ref<uint32_t>(s.ns[n % Samples::kept]).store(static_cast<uint32_t>(std::min<uint64_t>(ns, UINT32_MAX)), std::memory_order_relaxed);
+}
+
+PlanCounts Executor::plan_counts() const {
+    const auto read = [](const std::atomic<uint64_t>& word) { return word.load(std::memory_order_relaxed); };
+    return {read(plans_run_), read(plan_tasks_), read(plans_timed_), read(plan_ns_), read(operators_ns_), read(waits_ns_)};
 }
 
 OperatorCounts Executor::counts(uint32_t op) {

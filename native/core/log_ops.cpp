@@ -65,8 +65,11 @@ StepPlan::Need StepPlan::need(const ol_step_write* writes, size_t count) const {
     return n;
 }
 
-void StepPlan::build(const ol_task* tasks, size_t count, const ol_step_write* writes, size_t writes_count) {
-    tasks_.assign(tasks, tasks + count);
+void StepPlan::build(const ol_task* tasks, size_t count, const ol_step_write* writes, size_t writes_count, uint64_t number) {
+    if (number != 0 && number == number_ && count == engine_tasks_) tasks_.resize(count);
+    else tasks_.assign(tasks, tasks + count);
+    number_ = number;
+    engine_tasks_ = count;
     args_.clear();
     args_.reserve(need(writes, writes_count).records);  // addresses must not move
     const uint64_t computed = count;

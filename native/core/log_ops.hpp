@@ -36,7 +36,8 @@ class StepPlan {
     };
     Need need(const ol_step_write* writes, size_t count) const;
     // begin() must have been called on the log with at least need() on top of what the caller appends itself.
-    void build(const ol_task* tasks, size_t count, const ol_step_write* writes, size_t writes_count);
+    // `number` names the engine's tasks: those of the number that was built last are taken as they are. 0: no name.
+    void build(const ol_task* tasks, size_t count, const ol_step_write* writes, size_t writes_count, uint64_t number = 0);
 
     const std::vector<ol_task>& tasks() const { return tasks_; }
     uint32_t request_region() const { return request_region_; }
@@ -50,6 +51,8 @@ class StepPlan {
     const ol_kv_geometry geometry_;
     const Operators ops_;
     std::vector<ol_task> tasks_;
+    uint64_t number_ = 0;  // of the engine's tasks at its beginning
+    size_t engine_tasks_ = 0;
     std::vector<ol_kv_args> args_;
 };
 

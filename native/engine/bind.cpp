@@ -230,6 +230,8 @@ NB_MODULE(_native, m) {
              nb::arg("batch"), nb::arg("parts"))
         .def_prop_ro("tasks_address", [](const Decoder &d) { return reinterpret_cast<uint64_t>(d.tasks().data()); })
         .def_prop_ro("tasks_count", [](const Decoder &d) { return d.tasks().size(); })
+        .def_prop_ro("plan_number", &Decoder::plan_number)
+        .def_prop_ro("plans_built", &Decoder::plans_built)
         .def_prop_ro("writes_address", [](const Decoder &d) { return reinterpret_cast<uint64_t>(d.writes().data()); })
         .def_prop_ro("writes_count", [](const Decoder &d) { return d.writes().size(); })
         .def_prop_ro("planned", &Decoder::planned)

@@ -18,6 +18,8 @@ constexpr uint64_t kWorkPerPart = 100'000;
 // With fewer tokens than this in a step, the segments of one token are shared between parts.
 constexpr size_t kSplitTokens = 16;
 constexpr uint32_t kMaxParts = 256;
+// Built plans that are kept. Sizes of batches and contexts give a few, as most work is either cut into all parts or not.
+constexpr size_t kMaxPlans = 64;
 
 [[noreturn]] void refuse(const std::string &text) { throw std::invalid_argument(text); }
 
@@ -150,6 +152,8 @@ void Decoder::bind(const std::map<std::string, uint32_t> &slots) {
         if (it == slots.end()) refuse(std::string("no slot given for operator ") + kOperatorTable[i].name);
         slots_[i] = it->second;
     }
+    plans_.clear();
+    plan_ = &none_;
 }
 
 uint32_t Decoder::add(uint64_t key, uint32_t generation, std::vector<uint32_t> tokens, uint32_t prompt_length,
@@ -204,21 +208,52 @@ void Decoder::rewind(uint32_t handle, uint32_t computed) {
     s.computed = computed;
 }
 
-void Decoder::append_level(Operator op, uint32_t layer, uint32_t parts, uint64_t work) {
-    const uint64_t useful = std::max<uint64_t>(1, work / kWorkPerPart);
-    const uint16_t n = uint16_t(std::min<uint64_t>(parts, useful));
-    const uint64_t after = tasks_.size();
-    for (uint16_t part = 0; part < n; ++part) {
+void Decoder::append_level(Plan &plan, Operator op, uint32_t layer, uint16_t parts) const {
+    const uint64_t after = plan.tasks.size();
+    for (uint16_t part = 0; part < parts; ++part) {
         ol_task t{};
         t.op = slots_[op];
         t.after = after;
         t.part = part;
-        t.parts = n;
+        t.parts = parts;
         t.arg[0] = reinterpret_cast<uint64_t>(&step_);
         t.arg[1] = layer;
-        tasks_.push_back(t);
-        kinds_.push_back(op);
+        plan.tasks.push_back(t);
+        plan.kinds.push_back(op);
     }
+}
+
+Decoder::Cuts Decoder::cuts(uint32_t parts, uint32_t saved) const {
+    const Config &c = model_.config;
+    const Step &s = step_;
+    const uint64_t n = s.tokens.size(), samples = s.sampling.size(), q_rows = s.q_rows, kv = s.kv_rows;
+    const auto cut = [](uint64_t most, uint64_t work) {
+        return uint16_t(std::min(most, std::max<uint64_t>(1, work / kWorkPerPart)));
+    };
+    Cuts out{};
+    out[op_begin] = cut(parts, n * c.hidden * 4);
+    out[op_qkv] = cut(parts, n * c.hidden * (q_rows + 2 * kv));
+    out[op_attend] = cut(parts, s.attend_cost * q_rows * 2);
+    out[op_output] = cut(parts, n * c.hidden * q_rows);
+    out[op_gate_up] = cut(parts, n * c.hidden * c.ffn * 2);
+    out[op_down] = cut(parts, n * c.hidden * c.ffn);
+    if (samples > 0) out[op_head] = cut(parts, samples * c.hidden * c.vocab);
+    if (saved > 0) out[op_verify] = cut(parts, uint64_t{saved} * s.geometry.pieces * s.geometry.row_bytes);
+    if (samples > 0) out[op_sample] = cut(std::min<uint64_t>(parts, s.entries.size()), samples * c.vocab * 10);
+    return out;
+}
+
+const Decoder::Plan &Decoder::plan_of(const Cuts &cuts) {
+    const auto found = plans_.find(cuts);
+    if (found != plans_.end()) return found->second;
+    if (plans_.size() >= kMaxPlans) plans_.clear();
+    Plan plan;
+    plan.number = ++plans_built_;
+    append_level(plan, op_begin, 0, cuts[op_begin]);
+    for (uint32_t layer = 0; layer < model_.config.layers; ++layer)
+        for (const Operator op : {op_qkv, op_attend, op_output, op_gate_up, op_down}) append_level(plan, op, layer, cuts[op]);
+    for (const Operator op : {op_head, op_verify, op_sample}) append_level(plan, op, 0, cuts[op]);
+    return plans_[cuts] = std::move(plan);
 }
 
 void Decoder::reserve(uint32_t parts, size_t partials) {
@@ -304,22 +339,7 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
     s.emissions.assign(emissions, ol_emission{});
     s.emission_lengths.assign(emissions, 0);
 
-    // Made anew each step: 3 us for 30 layers (measured), a thousandth of a step, and nothing to be kept in agreement.
-    tasks_.clear();
-    kinds_.clear();
-    const uint64_t q_rows = s.q_rows, kv = s.kv_rows;
-    append_level(op_begin, 0, parts, n * c.hidden * 4);
-    for (uint32_t layer = 0; layer < c.layers; ++layer) {
-        append_level(op_qkv, layer, parts, n * c.hidden * (q_rows + 2 * kv));
-        append_level(op_attend, layer, parts, s.attend_cost * q_rows * 2);
-        append_level(op_output, layer, parts, n * c.hidden * q_rows);
-        append_level(op_gate_up, layer, parts, n * c.hidden * c.ffn * 2);
-        append_level(op_down, layer, parts, n * c.hidden * c.ffn);
-    }
-    if (!s.sampling.empty()) append_level(op_head, 0, parts, s.sampling.size() * c.hidden * c.vocab);
-    if (saved > 0) append_level(op_verify, 0, parts, uint64_t{saved} * s.geometry.pieces * s.geometry.row_bytes);
-    if (!s.sampling.empty()) append_level(op_sample, 0, uint32_t(std::min<size_t>(parts, s.entries.size())),
-                                          s.sampling.size() * c.vocab * 10);
+    plan_ = &plan_of(cuts(parts, saved));
     writes_.clear();
     for (size_t i = 0; i < s.entries.size(); ++i) {
         const Entry &e = s.entries[i];
@@ -343,17 +363,18 @@ void Decoder::plan(const std::vector<BatchItem> &batch, uint32_t parts) {
 
 void Decoder::run(uint32_t threads) {
     if (!planned_) throw std::logic_error("no step is planned");
+    const std::vector<ol_task> &tasks = plan_->tasks;
     std::atomic<size_t> next{0}, done{0};
     std::atomic<bool> failed{false};
     std::mutex guard;
     std::string error;
     const auto work = [&] {
         ol_env env{};
-        for (size_t i; (i = next.fetch_add(1)) < tasks_.size();) {
+        for (size_t i; (i = next.fetch_add(1)) < tasks.size();) {
             // Counting is enough: a task of a later level cannot be done before all tasks of this level's `after` are.
-            for (uint32_t spins = 0; done.load(std::memory_order_acquire) < tasks_[i].after; ++spins)
+            for (uint32_t spins = 0; done.load(std::memory_order_acquire) < tasks[i].after; ++spins)
                 if (spins > 4000) std::this_thread::yield();
-            if (!failed.load(std::memory_order_relaxed) && kOperatorTable[kinds_[i]].function(&tasks_[i], &env) != OL_OK) {
+            if (!failed.load(std::memory_order_relaxed) && kOperatorTable[plan_->kinds[i]].function(&tasks[i], &env) != OL_OK) {
                 const std::lock_guard<std::mutex> lock(guard);
                 error = env.error;
                 failed = true;

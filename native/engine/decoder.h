@@ -61,7 +61,11 @@ class Decoder {
     const Sequence &sequence(uint32_t handle) const;
 
     void plan(const std::vector<BatchItem> &batch, uint32_t parts);
-    const std::vector<ol_task> &tasks() const { return tasks_; }
+    /* Tasks of the planned step, in memory that stays as it is until a plan is given up: see plan_number. */
+    const std::vector<ol_task> &tasks() const { return plan_->tasks; }
+    /* From 1; plans of one number have the same tasks at the same address. */
+    uint64_t plan_number() const { return plan_->number; }
+    uint64_t plans_built() const { return plans_built_; }
     const std::vector<ol_step_write> &writes() const { return writes_; }
     /* Runs the planned tasks in order on the calling thread, or on `threads` threads. Throws std::runtime_error with
      * the operator's text if one fails. */
@@ -76,7 +80,17 @@ class Decoder {
     const Config &config() const { return model_.config; }
 
   private:
-    void append_level(Operator op, uint32_t layer, uint32_t parts, uint64_t work);
+    /* Into how many parts each kind of level is cut, 0: there is none.  That is all in which two plans differ: what
+     * their tasks work on stands in step_. */
+    using Cuts = std::array<uint16_t, kOperators>;
+    struct Plan {
+        uint64_t number = 0;
+        std::vector<ol_task> tasks;
+        std::vector<uint32_t> kinds;    // operator of each task
+    };
+    Cuts cuts(uint32_t parts, uint32_t saved) const;
+    const Plan &plan_of(const Cuts &cuts);
+    void append_level(Plan &plan, Operator op, uint32_t layer, uint16_t parts) const;
     void reserve(uint32_t parts, size_t partials);
 
     Model model_;
@@ -85,10 +99,11 @@ class Decoder {
     uint32_t next_handle_ = 1;
     std::array<uint32_t, kOperators> slots_;
     bool planned_ = false;
-    std::vector<ol_task> tasks_;
-    std::vector<uint32_t> kinds_;       // operator of each task
+    std::map<Cuts, Plan> plans_;        // a handful: one for steps of one token, a few for wider ones
+    Plan none_;
+    const Plan *plan_ = &none_;
+    uint64_t plans_built_ = 0;
     std::vector<ol_step_write> writes_;
-    uint64_t level_end_ = 0;            // last task of the level before the one being appended
 };
 
 ol_kv_geometry kv_geometry(const Config &config, uint32_t block_tokens, uint32_t blocks);

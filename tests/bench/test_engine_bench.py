@@ -16,7 +16,6 @@ from outlast.bench.engine_speed import Measured, Rates, row
 from outlast.core.memory import Memory
 from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.native.weights import Weights
-from outlast.executor import Executor
 
 pytestmark = pytest.mark.torch
 FAST_PARTS = ("decode", "batch", "prefill", "dispatch")
@@ -92,10 +91,15 @@ def test_accuracy_is_that_of_the_engine_against_the_same_weights_in_fp32(tiny_mo
     assert wrong[modes[0]]["top1_equal"] < 20
 
 
-def test_empty_operator_succeeds() -> None:
-    with Executor() as executor:
-        operator = executor.register("empty", engine_speed.empty_operator())
-        executor.wait(executor.submit(operator))
+def test_dispatch_is_the_executors_own_count(weights: Weights) -> None:
+    side = engine_sides.Native(weights, threads=1, mode=engine_sides.DEFAULT, streams=1, room=128)
+    side.open(engine_speed.prompts_of(1, 16, weights.config.vocab))
+    found = engine_speed.dispatch(side, plans=2, steps=100)
+    side.close()
+    assert 1 <= found["plans_timed"] <= 2
+    assert found["tasks"] == 5 * weights.config.layers + 3
+    assert 0 < found["dispatch_us"] < found["step_us"]
+    assert found["wait_pct"] == 0
 
 
 def test_prefill_is_measured_on_a_text_that_no_side_has_seen() -> None:

@@ -207,6 +207,44 @@ def plan(operator: Operator, words: Words, count: int, *, after: bool = False) -
     return tasks
 
 
+def test_every_16th_plan_is_timed_and_its_time_is_that_of_operators_waiting_and_dispatch(library: Library) -> None:
+    counted = Words()
+    with Executor() as executor:
+        count = executor.register("count", library.symbol("count"))
+        tasks = plan(count, counted, 50, after=True)
+        for _ in range(400):
+            executor.run(ctypes.addressof(tasks), 50)
+        executor.wait(executor.submit(count, counted.address))
+        found = executor.plan_stats()
+        assert (found.plans, found.tasks, found.wait_seconds) == (400, 20_000, 0.0)
+        assert 1 <= found.timed <= 25  # less those during which another program was given the core
+        assert 0 < found.operator_seconds < found.timed_seconds < 1
+        assert found.dispatch_seconds == pytest.approx(found.timed_seconds - found.operator_seconds)
+
+
+def test_waiting_for_another_threads_task_is_not_counted_as_dispatch(library: Library) -> None:
+    gate, counted = Words(), Words()
+    with Executor(workers=1) as executor:
+        hold = executor.register("hold", library.symbol("hold"))
+        count = executor.register("count", library.symbol("count"))
+        tasks = plan(count, counted, 3, after=True)
+        for _ in range(20):  # until one in which this thread keeps its core
+            before = executor.plan_stats()
+            for _ in range(15):
+                executor.run(ctypes.addressof(tasks), 3)
+            gate.v[0] = gate.v[1] = 0
+            executor.submit(hold, gate.address)
+            wait_for(lambda: gate.v[0] == 1)  # the worker has it, and the plan waits for it
+            threading.Timer(0.05, lambda: gate.v.__setitem__(1, 1)).start()
+            executor.run(ctypes.addressof(tasks), 3)
+            found = executor.plan_stats()
+            if found.timed > before.timed:
+                break
+        waited = found.wait_seconds - before.wait_seconds
+        assert 0.04 < waited < found.timed_seconds - before.timed_seconds
+        assert found.dispatch_seconds - before.dispatch_seconds < 0.03
+
+
 def test_a_plan_that_timed_out_starts_no_further_task(library: Library) -> None:
     gate, counted = Words(), Words()
     with Executor(workers=1) as executor:

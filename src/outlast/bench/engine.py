@@ -42,7 +42,7 @@ from outlast.core.errors import UsageError
 from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import models
-from outlast.engines.native.decoder import Compute, Item
+from outlast.engines.native.decoder import Compute
 from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.loading import open_weights, weights_bytes
 from outlast.engines.native.tokenizer import Tokenizer
@@ -253,28 +253,14 @@ class Bench:
         self._row("", "2 threads, one core free", context, found, "2 threads", "1 thread", Rates(1, 0.9))
 
     def dispatch(self) -> None:
-        """What the executor takes of a decode step: the step's plan with empty tasks, by the step."""
+        """What the executor takes of a decode step, as it counts itself in every 16th plan."""
         context = PREFILL_TOKENS
         rows = {}
-        empty = engine_speed.empty_operator()
         for threads in sorted({1, self._threads}):
-            bench = engine_checks.Bench(self._weights, threads=threads, mode=DEFAULT, positions=context + 64)
-            handle = bench.add(prompts_of(1, context, self._vocabulary)[0], bench.table(context + 8))
-            while (left := context - bench.decoder.computed(handle)) > 0:
-                bench.step([Item(handle, min(64, left))])
-            plan = bench.decoder.plan([Item(handle, 1)], threads)
-            slot = bench.executor.register("empty", empty).index
-
-            def step(address: int, count: int, bench: engine_checks.Bench = bench) -> None:
-                bench.executor.run(address, count, timeout=60.0)
-
-            whole, bare = engine_speed.empty_share(step, plan, slot, rounds=20 * self._rounds)
-            bench.decoder.abandon()
-            bench.close()
-            rows[_threads(threads)] = {
-                "tasks": plan.count, "step_us": significant(1e6 * whole, 4), "dispatch_us": significant(1e6 * bare, 4),
-                "pct": significant(100 * bare / whole, 3),
-            }  # fmt: skip
+            side = self._native(DEFAULT, 1, context + _ROOM, threads)
+            side.open(prompts_of(1, context, self._vocabulary))
+            rows[_threads(threads)] = engine_speed.dispatch(side, plans=1 if self._quick else 20, steps=_ROOM - 16)
+            side.close()
         self.figures["dispatch_pct"] = rows[_threads(self._threads)]["pct"]
         self.details["dispatch"] = rows
 

@@ -18,6 +18,7 @@ from outlast.engines.native.decoder import COMPUTE, Compute
 from outlast.engines.native.engine import NativeEngine
 from outlast.engines.native.weights import Weights
 from outlast.engines.protocol import EngineRequest, SamplingParams
+from outlast.executor import PlanStats
 
 Prompts = Sequence[tuple[int, ...]]
 #: Compute modes: the default, that of `--fast`, and fp32.
@@ -83,6 +84,10 @@ class Native:
         if len({emission.key for emission in emitted}) != len(self._keys):
             raise OutlastError("a decode step left a stream out", why=f"{len(emitted)} tokens for {len(self._keys)}")
         return took
+
+    def plan_stats(self) -> PlanStats:
+        """What the engine's executor counted of its plans."""
+        return self._engine.executor.plan_stats()
 
     def drop(self) -> None:
         """Forget the prompts, so that their blocks are free."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlast.bench.engine_sides import Prompts, Side
+from outlast.bench.engine_sides import Native, Prompts, Side
 from outlast.bench.report import say, significant
-from outlast.engines.native.decoder import StepPlan
 
 #: After another side's turn its threads may still spin for a moment (OpenMP waits a few milliseconds before it sleeps).
 _PAUSE_SECONDS = 0.01
@@ -115,31 +113,28 @@ def row(
     }
 
 
-def empty_share(run: Callable[[int, int], None], plan: StepPlan, empty: int, *, rounds: int) -> tuple[float, float]:
-    """Seconds of a planned step, and of the same plan with every task replaced by an empty one (operator `empty`).
+def dispatch(side: Native, *, plans: int, steps: int) -> dict[str, Any]:
+    """What of decode steps is dispatch, by the executor's own counts: until `plans` were timed, or after `steps`.
 
-    The second is what dispatch and waiting between levels cost where there is no work. `run(address, count)` runs a
-    plan. Medians of `rounds` runs of each in turn.
+    `pct` is of the whole time of plans; `wait_pct` of the same is the calling thread waiting for others' tasks. None
+    where no plan was timed, as other programs took the core during each.
     """
-    from outlast.checkpoint.handlers import Task
-
-    whole = (Task * plan.count).from_address(plan.address)
-    hollow = (Task * plan.count)(*whole)
-    for task in hollow:
-        task.op = empty
-    seconds: dict[int, list[float]] = {plan.address: [], ctypes.addressof(hollow): []}
-    for _ in range(rounds):
-        for address, times in seconds.items():
-            started = time.perf_counter()
-            run(address, plan.count)
-            times.append(time.perf_counter() - started)
-    full, bare = seconds.values()
-    return statistics.median(full), statistics.median(bare)
-
-
-def empty_operator() -> int:
-    """Address of an operator that does nothing and succeeds.
-
-    `pthread_equal` of the C library compares two words, and a task's address is never its environment's: it returns 0.
-    """
-    return ctypes.cast(ctypes.CDLL(None).pthread_equal, ctypes.c_void_p).value or 0
+    before = after = side.plan_stats()
+    for _ in range(steps):
+        side.step()
+        after = side.plan_stats()
+        if after.timed - before.timed == plans:
+            break
+    timed = after.timed - before.timed
+    if timed == 0:
+        return {"tasks": None, "plans_timed": 0, "step_us": None, "dispatch_us": None, "pct": None, "wait_pct": None}
+    seconds = after.timed_seconds - before.timed_seconds
+    taken = after.dispatch_seconds - before.dispatch_seconds
+    return {
+        "tasks": round((after.tasks - before.tasks) / (after.plans - before.plans)),
+        "plans_timed": timed,
+        "step_us": significant(1e6 * seconds / timed, 4),
+        "dispatch_us": significant(1e6 * taken / timed, 4),
+        "pct": significant(100 * taken / seconds, 3),
+        "wait_pct": significant(100 * (after.wait_seconds - before.wait_seconds) / seconds, 3),
+    }

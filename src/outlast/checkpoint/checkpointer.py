@@ -175,8 +175,11 @@ class StepCheckpointer:
         spans: Iterable[tuple[int, int, int, int]],
         *,
         timeout: float,
+        number: int = 0,
     ) -> None:
         """Run a step's plan and commit what it wrote; returns when the epoch counts.
+
+        `number`: names the tasks; those of the number that ran last need not be read again. 0: they may differ.
 
         `writes`: address of `ol_step_write[]`; `spans`: what it wrote that counts, for bookkeeping, as (key, first,
         count, index of a token it emitted or -1); read only after the plan has run.
@@ -189,7 +192,7 @@ class StepCheckpointer:
         try:
             for row in self._queued:
                 native.append(*row)
-            address, total = self._plan.build(tasks, count, writes, writes_count)
+            address, total = self._plan.build(tasks, count, writes, writes_count, number)
             self._executor.run(address, total, timeout=timeout)
         except TimedOut:
             # A task may still be writing into the epoch. It stays open, so that nothing is put into its place: the log

@@ -20,7 +20,7 @@ from outlast.executor.runtime import (
     Operator,
     failure,
 )
-from outlast.executor.stats import ExecutorStats, OperatorStats
+from outlast.executor.stats import ExecutorStats, OperatorStats, PlanStats
 
 if TYPE_CHECKING:
     from outlast.executor.interception import dispatch as dispatch
@@ -40,7 +40,7 @@ _HOMES = {
 
 __all__ = [
     "ABI_VERSION", "DEFAULT_CAPACITY", "MAX_PARTS", "DataDependent", "Executor", "ExecutorStats",
-    "Operator", "OperatorStats", "Replay", "capture", "default_executor", "dispatch", "failure",
+    "Operator", "OperatorStats", "PlanStats", "Replay", "capture", "default_executor", "dispatch", "failure",
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from outlast.core.errors import (
     UsageError,
 )
 from outlast.core.jit import Library
-from outlast.executor.stats import AWAY, ExecutorStats, read
+from outlast.executor.stats import AWAY, ExecutorStats, PlanStats, read, read_plans
 
 if TYPE_CHECKING:
     from outlast.executor.operator import OperatorSpec
@@ -334,6 +334,10 @@ class Executor:
     def api(self) -> int:
         """Address of an `ol_executor` (native/include/outlast/plan.h) for native code; valid until `close`."""
         return self.native.api
+
+    def plan_stats(self) -> PlanStats:
+        """What was counted of plans."""
+        return read_plans(self.native)
 
     def count_with(self, counter: Callable[[], Mapping[int, int]]) -> Callable[[], None]:
         """Add calls that the table does not see to `stats`: the steps of sequences, by operator index.

@@ -27,6 +27,35 @@ class OperatorStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanStats:
+    """What was counted of plans (`Executor.run`). Every 16th is timed: where the time of its calling thread went.
+
+    One in which that thread lost its core to another does not count as timed.
+
+    What is neither in operators nor waiting for tasks that other threads run is dispatch: handing tasks in, claiming
+    them, finishing them. Seconds, since the executor was made.
+    """
+
+    plans: int
+    tasks: int  #: of these plans
+    timed: int  #: plans that were timed
+    timed_seconds: float
+    operator_seconds: float
+    wait_seconds: float
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """Of the timed plans."""
+        return max(0.0, self.timed_seconds - self.operator_seconds - self.wait_seconds)
+
+
+def read_plans(native: _native.Executor) -> PlanStats:
+    """Read the counts of an executor's plans."""
+    plans, tasks, timed, *ns = native.plan_counts()
+    return PlanStats(plans, tasks, timed, *(value / 1e9 for value in ns))
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorStats:
     """One look at an executor. Numbers of different words are read one after the other, not at one instant."""
 

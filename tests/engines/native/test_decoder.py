@@ -98,6 +98,43 @@ def test_each_level_waits_for_all_tasks_of_the_one_before(make_rig: MakeRig) -> 
     rig.decoder.abandon()
 
 
+def _tasks(rig: Rig) -> list[tuple[int, int, int, int, int]]:
+    native = rig.decoder._native
+    found = (Task * native.tasks_count).from_address(native.tasks_address)
+    return [(t.op, t.after, t.part, t.parts, t.arg[1]) for t in found]
+
+
+def test_a_plan_is_built_once_for_each_way_of_cutting_its_levels(make_rig: MakeRig) -> None:
+    shape = TinyShape(layers=2, hidden=256, heads=8, kv_heads=2, head_dim=32, ffn=512)
+    rig = make_rig("Q4_1", shape, blocks=128)
+    handles = [rig.add(random_tokens(n, 280, seed=n)) for n in (3, 40, 200, 9)]
+    seen: dict[int, tuple[int, list[tuple[int, int, int, int, int]]]] = {}
+    for step in range(60):
+        rig.parts = 1 + step % 3
+        batch = handles[: 1 + step % 4]
+        items = [Item(h, min(16, rig.decoder.length(h) - rig.decoder.computed(h))) for h in batch]
+        rig.plan(items)
+        native = rig.decoder._native
+        now = native.tasks_address, _tasks(rig)
+        assert seen.setdefault(native.plan_number, now) == now
+        levels = {(op, layer): parts for op, _, _, parts, layer in now[1]}
+        assert sum(levels.values()) == len(now[1])
+        rig.decoder.run(2)
+        rig.decoder.commit()
+    assert len(seen) == rig.decoder.plans_built < 20
+    assert len({tuple(tasks) for _, tasks in seen.values()}) == len(seen)
+
+
+def test_plans_that_stand_follow_new_slots(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    handle = rig.add([5, 6, 7])
+    for base in (40, 90):
+        rig.decoder.bind({name: base + i for i, name in enumerate(operators())})
+        rig.plan([Item(handle, 3)])
+        assert {op // 10 for op, *_ in _tasks(rig)} == {base // 10}
+        rig.decoder.abandon()
+
+
 def test_small_work_is_not_cut_into_parts(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.parts = 8

@@ -216,6 +216,19 @@ def test_rows_of_a_sequence_that_yielded_move_with_the_log(make: Make) -> None:
     assert engine.stats()["positions_restored"] == parked
 
 
+def test_tasks_and_plans_are_counted(make: Make) -> None:
+    engine = make(log=0)
+    engine.submit(request(1, random_tokens(40, 280), 60))
+    engine.step()
+    before = engine.stats()
+    run(engine)
+    stats = engine.stats()
+    assert stats["tasks"] - before["tasks"] == (stats["steps"] - before["steps"]) * (5 * SHAPE.layers + 3)
+    assert stats["plans_built"] == 2, "prefill without a token, and with one"
+    assert 0 < stats["timed_dispatch_seconds"] < stats["timed_plan_seconds"]
+    assert stats["timed_wait_seconds"] == 0
+
+
 # --- fairness
 
 

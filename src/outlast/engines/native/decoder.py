@@ -42,12 +42,16 @@ class StepPlan:
     up to which all must be done, 0 = none; add the ticket before the first task to those that are not 0.
     `writes_address` points to `writes_count` `ol_step_write`s, one per sequence of the batch, in its order, each
     followed by one per draft; the last level of tasks fills their states.
+
+    Plans of the same `number` (from 1) have the same tasks: they are built once for each way of cutting the levels,
+    and what they work on is patched.
     """
 
     address: int
     count: int
     writes_address: int
     writes_count: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,14 @@ class Decoder:
         except (ValueError, TypeError) as error:
             raise UsageError("The step cannot be planned", why=str(error)) from error
         native = self._native
-        return StepPlan(native.tasks_address, native.tasks_count, native.writes_address, native.writes_count)
+        return StepPlan(
+            native.tasks_address, native.tasks_count, native.writes_address, native.writes_count, native.plan_number
+        )
+
+    @property
+    def plans_built(self) -> int:
+        """How many different plans were built so far."""
+        return self._native.plans_built
 
     def run(self, threads: int = 1) -> None:
         """Runs the planned tasks without the executor, on the calling thread and `threads - 1` others."""

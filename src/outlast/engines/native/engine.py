@@ -231,6 +231,7 @@ class NativeEngine(LoggedEngine):
     def stats(self) -> dict[str, float]:
         """See `Engine.stats`."""
         log = self._checkpointer.log.native if self._checkpointer is not None else None
+        plans = self.executor.plan_stats()
         return {
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
@@ -246,6 +247,11 @@ class NativeEngine(LoggedEngine):
             "log_used_bytes": log.used_bytes if log is not None else 0,
             "epochs": log.committed_epoch if log is not None else 0,
             "steps": self._steps,
+            "tasks": plans.tasks,
+            "plans_built": self.decoder.plans_built,
+            "timed_plan_seconds": plans.timed_seconds,
+            "timed_dispatch_seconds": plans.dispatch_seconds,
+            "timed_wait_seconds": plans.wait_seconds,
             "handlers_specialised": float(self.handlers.specialised),
             "durability_degraded": float(self._log is not None and bool(self._log.degraded)),
         }
@@ -276,7 +282,7 @@ class NativeEngine(LoggedEngine):
             else:
                 self._checkpointer.run(
                     plan.address, plan.count, plan.writes_address, plan.writes_count, self._written(shares),
-                    timeout=STEP_TIMEOUT,
+                    timeout=STEP_TIMEOUT, number=plan.number,
                 )  # fmt: skip
         except BaseException:
             self.decoder.abandon()
