@@ -128,5 +128,5 @@ def test_a_conversation_past_the_context_is_refused(server: SubprocessServer) ->
 
 
 def test_a_pool_larger_than_the_machine_is_refused_with_both_sizes(model: Path) -> None:
-    with pytest.raises(NotPossibleHere, match=r"takes [\d,]+ MiB, and this machine has [\d,]+"):
+    with pytest.raises(NotPossibleHere, match=r"takes [\d,]+ MiB, the weights [\d,]+ MiB, and the limit is [\d,]+"):
         assemble(Settings(model=str(model), port=0, kv_tokens=1 << 40))

@@ -29,7 +29,9 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "spares": ("N", "loaded engines that wait"),
     "threads": ("N", "threads of an engine; 0 lets it decide"),
     "fast": (None, "8-bit activations: up to twice the throughput of many streams, less exact; another manifest"),
-    "kv_tokens": ("N", "tokens that the KV pool holds; 0 lets the engine decide"),
+    "kv_tokens": ("N", "tokens that the KV pool holds, of all requests together; each takes layers x KV heads x head "
+                  "dimension x 8 bytes (45 KiB with the built-in model, 256 KiB with Llama 3 8B), and the log "
+                  "up to twice that; 0: by the model's context and the memory"),
     "hang_timeout": ("S", "seconds without a heartbeat after which an engine is fenced"),
     "start_timeout": ("S", "seconds until a starting engine must be ready"),
     "recovery_timeout": ("S", "seconds of silence allowed in a takeover"),
@@ -65,7 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
             keywords |= {"metavar": shape, "type": type(field.default) if field.default is not None else str}
         parser.add_argument("--" + field.name.replace("_", "-"), **keywords)
     parser.add_argument(
-        "--engine-option", action="append", default=[], metavar="NAME=VALUE", type=_pair, help="an option of the engine"
+        "--engine-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_pair,
+        help="an option of the engine; an unknown one names those there are",
     )
 
 

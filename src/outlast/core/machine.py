@@ -14,6 +14,7 @@ import mmap
 import os
 import platform
 import re
+import resource
 import signal
 import struct
 import tempfile
@@ -63,6 +64,39 @@ def cores() -> Finding:
     if usable == 1:
         return Finding("cores", "limited", detail, "Engine and spare share one core: a takeover slows streams more.")
     return Finding("cores", "ok", detail)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Most memory that this process and what it starts may have."""
+
+    size: int  #: bytes
+    source: str  #: what sets it, for people
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit:
+    """The smallest of the machine's memory, the limits of this process's cgroup and of those above, and RLIMIT_AS.
+
+    `root` has the folders proc and sys; tests give one of their own.
+    """
+    found = dict(re.findall(r"^(MemTotal):\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE))
+    limits = [MemoryLimit(int(found["MemTotal"]) << 10, "this machine")] if found else []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        base, name = root / "sys/fs/cgroup", "memory.max"
+        if "memory" in controllers.split(","):
+            base, name = base / "memory", "memory.limit_in_bytes"
+        elif controllers:
+            continue
+        # Seen from inside a container, its own cgroup is at the top, whatever its path is outside.
+        for folder in (base, *(base / Path(*Path(path).parts[1 : n + 1]) for n in range(1, len(Path(path).parts)))):
+            text = _read(folder / name).strip()
+            if text.isdigit():
+                limits.append(MemoryLimit(int(text), f"the cgroup's {name}"))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        limits.append(MemoryLimit(space, "the limit of address space (ulimit -v)"))
+    return min(limits, key=lambda limit: limit.size, default=MemoryLimit(1 << 62, "nothing that is known"))
 
 
 def memory() -> Finding:
@@ -276,7 +310,7 @@ def _refused(name: str, error: OutlastError | OSError) -> Finding:
     return Finding(name, "missing", f"{error.strerror or error} ({code})")
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     """Text of a kernel file; "" where it does not exist."""
     try:
         return Path(path).read_text()

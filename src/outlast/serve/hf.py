@@ -20,19 +20,29 @@ from outlast.engines.native.gguf import Gguf
 from outlast.engines.native.tokenizer import TextTokenizer, Tokenizer
 from outlast.serve.assembly import Assembly
 from outlast.serve.log_owner import EngineSpec
-from outlast.serve.parts import open_log, option_value, pool_tokens
+from outlast.serve.options import EngineOption, parse_options
+from outlast.serve.parts import open_log, pool_tokens
 from outlast.serve.settings import Settings
 from outlast.serve.text import ModelInfo
 
 log = logging.getLogger("outlast.serve")
 
 FACTORY = "outlast.engines.hf.engine:create"
+#: Defaults are those of `outlast.engines.hf.engine.create`, which imports torch; a test compares them.
+OPTIONS = (
+    EngineOption("dtype", "float32", choices=("float32", "bfloat16", "float16", "auto")),
+    EngineOption("prefill_chunk", 64, 1, 65536),
+    EngineOption("replay", "exact", choices=("exact", "fast")),
+    EngineOption("verify", True),
+    EngineOption("block_tokens", BLOCK_TOKENS, 1, 4096),
+)
 
 
 def assemble(settings: Settings) -> Assembly:
     """Find the model, convert a GGUF, take memory. Raises OutlastError for what is missing or not supported."""
     if settings.fast:
         raise UsageError("--fast with --engine transformers", why="only the native engine has that mode")
+    chosen = parse_options("transformers", settings.engine_options, OPTIONS)
     source = Path(settings.model).expanduser()
     if source.is_dir():
         source = source.absolute()
@@ -49,10 +59,10 @@ def assemble(settings: Settings) -> Assembly:
         if not folder_for(file_digest).exists():
             log.warning("converting %s for transformers; this is done once and takes 10 s for each 100 MB", source)
         folder, digest = converted(source, file_digest)
-    options = {key: option_value(text) for key, text in settings.engine_options}
-    shape = read_shape(folder, str(options.get("dtype", "float32")))
-    kv_tokens = settings.kv_tokens or pool_tokens(shape.context, shape.token_bytes)
-    geometry = pool_geometry(shape, kv_tokens, int(options.get("block_tokens", BLOCK_TOKENS)))
+    shape = read_shape(folder, str(chosen.get("dtype", "float32")))
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    kv_tokens = pool_tokens(settings.kv_tokens, shape.context, shape.token_bytes, weights)
+    geometry = pool_geometry(shape, kv_tokens, int(chosen.get("block_tokens", BLOCK_TOKENS)))
     epoch_log = open_log(settings, kv_tokens, shape.token_bytes)
     try:
         # Pages only: an engine never trusts what another left in them, but pages that were touched are quick to fill.
@@ -62,7 +72,7 @@ def assemble(settings: Settings) -> Assembly:
         raise
     options = {
         "kv_fd": pool.fd, "kv_tokens": kv_tokens, "threads": settings.threads,
-        "allow_degrade": settings.allow_degrade, **options, "model": str(folder), "digest": digest,
+        "allow_degrade": settings.allow_degrade, **chosen, "model": str(folder), "digest": digest,
         "dtype": shape.dtype,
     }  # fmt: skip
     build = hashlib.sha256(f"{digest} transformers {outlast.__version__}".encode()).hexdigest()

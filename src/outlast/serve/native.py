@@ -10,20 +10,30 @@ from outlast.core.memory import Memory
 from outlast.engines.native import decoder as decoders
 from outlast.engines.native import models, weights
 from outlast.engines.native.gguf import Gguf
-from outlast.engines.native.loading import pool_geometry
+from outlast.engines.native.loading import BLOCK_TOKENS, pool_geometry
 from outlast.engines.native.tokenizer import Tokenizer
 from outlast.serve.assembly import Assembly
 from outlast.serve.log_owner import EngineSpec
-from outlast.serve.parts import open_log, option_value, pool_tokens
+from outlast.serve.options import EngineOption, parse_options
+from outlast.serve.parts import open_log, pool_tokens
 from outlast.serve.settings import Settings
 from outlast.serve.text import ModelInfo
 
 FACTORY = "outlast.engines.native.engine:create"
 _FLOAT_BYTES = 4
+#: Defaults are those of `outlast.engines.native.engine.create`, which is not imported here; a test compares them.
+OPTIONS = (
+    EngineOption("share_prefixes", True),
+    EngineOption("speculate", 7, 0, 64),
+    EngineOption("prefill_chunk", 64, 1, 65536),
+    EngineOption("block_tokens", BLOCK_TOKENS, 1, 4096),
+    EngineOption("specialise", True),
+)
 
 
 def assemble(settings: Settings) -> Assembly:
     """Find the model, read its tokenizer, take memory. Raises OutlastError for what is missing or not supported."""
+    chosen = parse_options("native", settings.engine_options, OPTIONS)
     path = models.find(settings.model)
     known = models.MODELS.get(settings.model)
     with Gguf(path) as gguf:
@@ -32,14 +42,15 @@ def assemble(settings: Settings) -> Assembly:
         digest = known.sha256 if known is not None else gguf.digest()
     config = plan.config
     token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * _FLOAT_BYTES
-    kv_tokens = settings.kv_tokens or pool_tokens(config.context, token_bytes)
+    kv_tokens = pool_tokens(settings.kv_tokens, config.context, token_bytes, plan.size)
     log = open_log(settings, kv_tokens, token_bytes)
     with contextlib.ExitStack() as undo:
         undo.callback(log.close)
         memory = Memory.anonymous(plan.size, name="outlast-weights")
         undo.callback(memory.close)
         # Pages only: an engine never trusts what another left in them, but pages that were touched are quick to fill.
-        pool = Memory.anonymous(pool_geometry(config, kv_tokens).pool_bytes, name="outlast-kv")
+        geometry = pool_geometry(config, kv_tokens, int(chosen.get("block_tokens", BLOCK_TOKENS)))
+        pool = Memory.anonymous(geometry.pool_bytes, name="outlast-kv")
         undo.pop_all()
     options = {
         "model": str(path),
@@ -49,7 +60,7 @@ def assemble(settings: Settings) -> Assembly:
         "threads": settings.threads,
         "compute": "int8" if settings.fast else decoders.COMPUTE,
         "allow_degrade": settings.allow_degrade,
-        **{name: option_value(text) for name, text in settings.engine_options},
+        **chosen,
     }
 
     def close() -> None:

@@ -59,6 +59,8 @@ class Settings:
         for name in ("spares", "threads", "kv_tokens", "log_capacity", "drain", "max_waiting"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}", why="it must not be negative")
+        if self.threads > 256:
+            raise UsageError(f"threads is {self.threads}", why="a step is cut into at most 256 parts")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port is {self.port}", why="it must be between 0 and 65535")
         if self.durability == "host" and self.log_dir is None:
