@@ -130,7 +130,7 @@ class NativeEngine(LoggedEngine):
         self.decoder.bind(self._slots)
         self.handlers = KVHandlers(self.executor, self.geometry)
         self.manifest = manifest_of(weights, self.geometry, compute)
-        blocks = BlockPool(self.geometry, self.manifest.digest, sharing=share_prefixes)
+        blocks = BlockPool(self.geometry, self.manifest.digest, sharing=share_prefixes, address=self.pool)
         self._rows = LoggedRows(self.geometry, blocks, Restorer(self.executor, self.handlers, self.pool))
         self._scheduler = Scheduler(
             self.decoder,
@@ -313,6 +313,8 @@ class NativeEngine(LoggedEngine):
                 self._rows.disown(s)
                 self._scheduler.start_over(s)
             elif not result.finite:
+                # Whoever shared a damaged row would fail as well.
+                self._scheduler.leave(s, doubtful=True)
                 self._fail(s.key, "the model's output is not finite")
             else:
                 if result.token is not None:

@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from outlast.engines.native.blocks import BlockPool
+from outlast.engines.native.blocks import LEAST_COPIED, BlockPool, equal_beginning
 from outlast.engines.native.decoder import Decoder
 from outlast.engines.native.drafts import Drafts
 from outlast.engines.native.rows import LoggedRows
@@ -56,10 +56,10 @@ class Scheduler:
         self._next_order += 1
         self.waiting.append(s)
 
-    def leave(self, s: Sequence) -> None:
-        """Forget a sequence and free what it holds."""
+    def leave(self, s: Sequence, *, doubtful: bool = False) -> None:
+        """Forget a sequence and free what it holds. `doubtful`: nobody is to use its rows."""
         if s.handle >= 0:
-            self._let_go(s)
+            self._let_go(s, doubtful=doubtful)
         elif s in self.waiting:
             self.waiting.remove(s)
 
@@ -70,11 +70,25 @@ class Scheduler:
         bisect.insort(self.waiting, s, key=lambda other: other.order)
 
     def _let_go(self, s: Sequence, *, doubtful: bool = False) -> None:
+        if not doubtful and not s.recheck and self.pool.sharing:
+            self._keep_part(s)
         self._decoder.remove(s.handle)
         s.handle = -1
         s.published = 0
         self.running.remove(s)
         self.pool.give(s.blocks, doubtful=doubtful)
+
+    def _keep_part(self, s: Sequence) -> None:
+        """Let the rows of its last block, which is not full, be found."""
+        computed = self._decoder.computed(s.handle)
+        index = computed // self._block_tokens
+        if computed % self._block_tokens and s.published == index:
+            first = index * self._block_tokens
+            self.pool.keep_part(s.blocks[index], self._parent(s, index), s.slice(first, computed))
+
+    def _parent(self, s: Sequence, index: int) -> bytes:
+        """Name of the block before block `index` of a sequence."""
+        return s.name_blocks(self.pool.root, self._block_tokens)[index - 1] if index else self.pool.root
 
     def _preempt(self, s: Sequence) -> None:
         s.parked = self._rows.park(s, self._decoder.computed(s.handle))
@@ -95,13 +109,26 @@ class Scheduler:
             # is not checked himself may rely on its rows.
             unchecked = any(other.recheck for other in self.running)
             blocks = [] if unchecked and not s.parked else self.pool.find(self._sharable(s))
-            room = self.pool.take(-(-s.length // self._block_tokens) - len(blocks), spare=len(self.running))
+            first = len(blocks) * self._block_tokens
+            source, copied = (-1, 0) if unchecked or s.parked > first else self._find_part(s, len(blocks))
+            held = [source] if copied else []
+            for block in held:
+                self.pool.use(block)  # it might be given up for this very sequence
+            needed = -(-s.length // self._block_tokens) - len(blocks)
+            room = self.pool.take(needed, spare=len(self.running))
+            if room is None and held:
+                self.pool.give(held)
+                copied = 0
+                room = self.pool.take(needed, spare=len(self.running))
             if room is None:
                 self.pool.give(blocks)
                 return
-            first = len(blocks) * self._block_tokens
             s.blocks = blocks + room
             computed = self._rows.fetch(s, first) if s.parked > first else first
+            if copied:
+                self.pool.copy_rows(source, room[0], copied)
+                self.pool.give(held)
+                first = computed = first + copied
             s.parked = 0
             self.restored_positions += computed - first
             if first and unchecked and not s.recheck:
@@ -121,6 +148,24 @@ class Scheduler:
     def _sharable(self, s: Sequence) -> list[bytes]:
         """Names of the blocks that it need not compute: all but the one its last known position is in."""
         return s.name_blocks(self.pool.root, self._block_tokens)[: (s.length - 1) // self._block_tokens]
+
+    def _find_part(self, s: Sequence, index: int) -> tuple[int, int]:
+        """Of all blocks, kept or of a running sequence, the one with most of the rows that block `index` of `s` begins
+        with: (block, rows), or (-1, 0). Its last known position is left out.
+        """
+        if not self.pool.sharing:
+            return -1, 0
+        first = index * self._block_tokens
+        tokens = s.slice(first, min(first + self._block_tokens, s.length - 1))
+        parent = self._parent(s, index)
+        best, most = self.pool.find_part(parent, tokens)
+        for other in self.running:
+            end = min(self._decoder.computed(other.handle), first + self._block_tokens)
+            if end - first > most and other.published <= index and self._parent(other, index) == parent:
+                rows = equal_beginning(other.slice(first, end), tokens)
+                if rows > max(most, LEAST_COPIED - 1):
+                    best, most = other.blocks[index], rows
+        return best, most
 
     def _enter(self, s: Sequence, computed: int) -> None:
         s.handle = self._decoder.add(
@@ -245,5 +290,7 @@ class Scheduler:
         if full > s.published:
             names = s.name_blocks(self.pool.root, self._block_tokens)
             for index in range(s.published, full):
-                self.pool.publish(s.blocks[index], names[index])
+                first = index * self._block_tokens
+                tokens = s.slice(first, first + self._block_tokens)
+                self.pool.publish(s.blocks[index], names[index], self._parent(s, index), tokens)
             s.published = full
